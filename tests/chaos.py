@@ -195,6 +195,7 @@ class Proxy:
         self.listener.close()
 
     def _listen(self) -> None:
+        """Accept connections until the listener is closed."""
         while True:
             try:
                 client, _ = self.listener.accept()
@@ -203,6 +204,7 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
+        """Pass a connection on to the hub, with the present fault of the network."""
         mode = self.mode if self.rng.random() < 0.7 else ""
         limit = self.rng.randrange(900) if mode == "cut" else 1 << 40
         with client, suppress(OSError):
@@ -221,6 +223,7 @@ class Proxy:
     def _pump(
         self, source: socket.socket, to: socket.socket, limit: int, up: bool, mode: str
     ) -> None:
+        """Pass bytes on in one direction, until the fault of this connection."""
         held, source_ended = b"", False
         source.settimeout(125 if not mode else 8)
         with suppress(OSError):
@@ -561,7 +564,7 @@ class Plan:
     def cli(self, *words: str) -> str:
         """Run a command of a person; it must not show a traceback."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        result = subprocess.run(
             [self.fastfed, *words],
             capture_output=True,
             text=True,
@@ -569,11 +572,11 @@ class Plan:
             env=env,
             start_new_session=True,
         )
-        self.check("commands without traceback", "Traceback" not in done.stderr, words=words,
-                   error=done.stderr[-2000:])  # fmt: skip
-        if done.returncode:
-            self.journal.write("command", plan=self.title, words=words, error=done.stderr[-600:])
-        return done.stdout if not done.returncode else ""
+        self.check("commands without traceback", "Traceback" not in result.stderr, words=words,
+                   error=result.stderr[-2000:])  # fmt: skip
+        if result.returncode:
+            self.journal.write("command", plan=self.title, words=words, error=result.stderr[-600:])
+        return result.stdout if not result.returncode else ""
 
     def check(self, kind: str, holds: bool, **more: Any) -> bool:
         """Call the journal's `check` with the name of this plan."""
@@ -686,11 +689,11 @@ class Plan:
         """Query the status of all parties each second; measure how long each does not answer."""
         while not self.ended:
             began = time.monotonic()
-            code, message = self.hub_status()
-            now = {"hub": message if code == 200 else None}
+            code, status = self.hub_status()
+            now = {"hub": status if code == 200 else None}
             for silo in self.silos:
-                code, message = silo.ask("status", 1.5)
-                now[silo.name] = message if code == 200 else None
+                code, status = silo.ask("status", 1.5)
+                now[silo.name] = status if code == 200 else None
             for party in self.parties:
                 # A helper has no status: assume that it has started after some seconds.
                 slow = party.role == "helper" and time.monotonic() - party.started > 20
@@ -713,13 +716,13 @@ class Plan:
         overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
             self.silent = self.silent or clock
-            message = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
+            without_theta = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
             self.silence = {
                 "release": self.released + 1,
                 "overdue": round(late, 1),
                 "faults": {p.name: p.fault for p in self.parties if p.fault},
                 "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
-                "said": message,
+                "said": without_theta,
             }
         elif self.silent:
             span, self.silent = clock - self.silent, 0.0
@@ -743,14 +746,14 @@ class Plan:
             # A party that was just repaired may still be starting, or has sent no message yet.
             if p.fault or not p.running or clock - max(p.healed, p.started) < 10.0
         }
-        for name, message in now.items():
-            waits = (message or {}).get("waits") or {}
+        for name, status in now.items():
+            waits = (status or {}).get("waits") or {}
             state, who = waits.get("state"), waits.get("who") or ()
             if state in ("over", "ended", "stopped", "recover", "ceiling", "alarm", "given-up"):
                 return True
-            if causes and self.proxy.mode == "" and not self.names_one_of(name, message, causes):
+            if causes and self.proxy.mode == "" and not self.names_one_of(name, status, causes):
                 continue
-            if any((message or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
+            if any((status or {}).get(key) for key in ("clock_off", "stopped", "lost", "problem")):
                 return True
             if name == "hub" and state not in (None, "open") and (who or state == "helper"):
                 return True  # the hub waits for messages of these parties
@@ -870,11 +873,11 @@ class Plan:
                     party.expected = False
                 else:
                     party.start()
-            message = self.statuses.get(party.name) or {}
-            state = (message.get("waits") or {}).get("state")
+            status = self.statuses.get(party.name) or {}
+            state = (status.get("waits") or {}).get("state")
             if (
                 party.role == "silo"
-                and (message.get("lost") or state == "recover")
+                and (status.get("lost") or state == "recover")
                 and party.running
             ):
                 party.recovering = party.recovering or time.monotonic() + self.rng.uniform(1, 4)
@@ -980,10 +983,10 @@ class Plan:
         """Return whether all parties have all releases and no party still has to recover."""
         if not all(p.answered and p.running for p in self.parties if p.role != "helper"):
             return False  # a status may be older than the process
-        for message in self.statuses.values() or [None]:
-            if not message or releases_of(message) != self.releases:
+        for status in self.statuses.values() or [None]:
+            if not status or releases_of(status) != self.releases:
                 return False
-            if message.get("lost") or message["waits"]["state"] == "recover":
+            if status.get("lost") or status["waits"]["state"] == "recover":
                 return False
         return True
 

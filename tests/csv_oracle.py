@@ -135,13 +135,13 @@ def separator(text: str) -> str:
     else:
         return ","
     at = text.index(line)
-    bare, quoted = "", False
+    unquoted, quoted = "", False
     for letter in text[at:]:
         if letter in "\r\n" and not quoted:
             break
         quoted ^= letter == '"'
-        bare += "" if quoted or letter == '"' else letter
-    counts = {mark: bare.count(mark) for mark in ",;\t|" if mark in bare}
+        unquoted += "" if quoted or letter == '"' else letter
+    counts = {mark: unquoted.count(mark) for mark in ",;\t|" if mark in unquoted}
     order = sorted(counts, key=counts.__getitem__, reverse=True)
     for mark in order:
         read = csv.reader(io.StringIO(text, ""), delimiter=mark)

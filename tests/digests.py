@@ -56,7 +56,7 @@ Digests = dict[str, list[str]]  # kind: of all bits, of rounded numbers
 
 
 def names() -> list[str]:
-    """Figures that need no data of the user's."""
+    """Return the figures that need no data of the user's."""
     return [figure.id for figure in experiments.figures() if not figure.needs_data]
 
 
@@ -120,7 +120,7 @@ def digest(value: Any, digits: int | None = None) -> str:
 
 
 def _plain(value: Any, digits: int | None) -> Any:
-    """With every float as text, in hexadecimal where all its bits count."""
+    """Return a value whose floats are text: hexadecimal, or with this number of digits."""
     if isinstance(value, dict):
         return {key: _plain(inner, digits) for key, inner in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
@@ -132,7 +132,7 @@ def _plain(value: Any, digits: int | None) -> Any:
 
 
 def arithmetic() -> str:
-    """A digest of what is not the project's own: some results of libm, NumPy, BLAS and SciPy.
+    """Return a digest of some results of libm, NumPy, BLAS and SciPy.
 
     The functions are those that fastfed calls, on fixed numbers. It does not change with fastfed.
     """

@@ -48,14 +48,15 @@ class Target:
     def __init__(self, protocol: str) -> None:
         self.protocol, self.plan = protocol, plan_of(protocol)
         self.others = federation_with_messages(plan_of(protocol, batch=6))[1]
-        self.made, self.sent = federation_with_messages(self.plan)
+        self.deployment, self.sent = federation_with_messages(self.plan)
         self.known = set(self.sent)
         self.keys = {p.name: Identity(secret(p.name)) for p in self.plan.parties}
-        self.names = [name for name in self.made.processes if name != "silo0"]
+        self.names = [name for name in self.deployment.processes if name != "silo0"]
         self.before = {name: self.state(name) for name in self.names}
 
     def party(self, name: str) -> Any:
-        return self.made.processes[name].party
+        """Return a party by name."""
+        return self.deployment.processes[name].party
 
     def state(self, name: str) -> dict[str, str]:
         """Return all that a party knows, as text."""
@@ -82,11 +83,11 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
     """Return a federation and its messages after release 1 and one silo's report of release 2."""
     deployment, sent = Federation(plan), []
     for process in deployment.processes.values():
-        heard = process.handle
+        original_handle = process.handle
 
-        def handle(data, heard=heard):
+        def handle(data, original_handle=original_handle):
             sent.append(data)
-            return heard(data)
+            return original_handle(data)
 
         process.handle = handle
     deployment.settle()
@@ -289,7 +290,7 @@ def send(t: Target, name: str, data: bytes, watched: bool) -> str:
         tracemalloc.start()
     started = time.thread_time()
     try:
-        step = party.handle(data, t.made.now)
+        step = party.handle(data, t.deployment.now)
     except InputError as error:
         message = str(error)
         step = None

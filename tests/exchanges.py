@@ -129,6 +129,7 @@ class ExpertWorld(World):
     """A world whose applications report losses; it checks that each loss enters its phase."""
 
     def act(self, name):
+        """Let a silo decide, or give losses to one of its open decisions."""
         silo, rng = self.parties[name], self.random
         if self.now < self.down.get(name, 0):
             return
@@ -216,7 +217,7 @@ def with_fault(kinds, party, fault):
 LATER = {"start": federation.START + 5000, "period": 100, "grace": 50, "reward_deadline": 250}
 
 
-def gone_on(federation_before, system, **keys):
+def extended_federation(federation_before, system, **keys):
     """Extend a federation's plan; return the new plan and a federation on the old ledgers."""
     broadcasts = federation_before.processes["hub"].party.broadcasts
     last_broadcast = broadcasts[max(broadcasts)] if broadcasts else b""
@@ -234,7 +235,7 @@ def gone_on(federation_before, system, **keys):
     return plan, new_federation
 
 
-def check_together(made, plan, new, condition):
+def check_together(deployment, plan, new, condition):
     """Check that certificate, status and ledger agree on the epsilon of the two plans together.
 
     It is larger than the epsilon of each single plan.
@@ -244,15 +245,15 @@ def check_together(made, plan, new, condition):
     assert entry.status == "proven" and entry.conditions == (condition,)
     status = new.processes["silo0"].party.status()["extends"]
     assert (
-        status["plans"] == [made.plan.digest.hex()]
+        status["plans"] == [deployment.plan.digest.hex()]
         and status["epsilon_together"] == epsilon_together
     )
     assert epsilon_together > max(status["epsilon"]) and status["start"] == len(
-        made.processes["hub"].party.broadcasts
+        deployment.processes["hub"].party.broadcasts
     )
-    ledger = made.ledgers["silo0"]
+    ledger = deployment.ledgers["silo0"]
     charged_plans = {charge.plan for charge in ledger.charges("records")}
-    assert charged_plans == {made.plan.digest, plan.digest}
+    assert charged_plans == {deployment.plan.digest, plan.digest}
     assert ledger.epsilon("records", plan.certificate.exact.delta) <= epsilon_together * (
         1.0 + 1e-9
     )
@@ -270,10 +271,10 @@ def deploy(*words):
     return result.output
 
 
-def opened(folder, spec, said):
+def opened(folder, spec, message):
     """Create a plan by commands and return the opened processes of two silos and a hub.
 
-    The output of `fastfed deploy new` must contain ``said``.
+    The output of `fastfed deploy new` must contain ``message``.
     """
     names = ("silo0", "silo1", "hub")
     keys = {name: folders.make_keys(folder / name) for name in names}
@@ -287,7 +288,7 @@ def opened(folder, spec, said):
         spec_text += f"[[silos]]\nname = '{name}'\n" if name != "hub" else "[hub]\n"
         spec_text += f"sign = '{keys[name]['sign']}'\nopen = '{keys[name]['open']}'\n"
     (folder / "spec.toml").write_text(spec_text)
-    assert said in deploy("new", folder / "spec.toml", folder / "plan")
+    assert message in deploy("new", folder / "spec.toml", folder / "plan")
     for name in names:
         ceiling = () if name == "hub" else ("--epsilon", 1, "--delta", 1e-6)
         deploy("join", folder / name, folder / "plan", *ceiling)

@@ -61,6 +61,7 @@ def quickly():
 
 
 def _read(self, data, kinds=tuple(wire.KINDS)):
+    """Read a message as `Wire.read`; while schedules run, look it up if it was read before."""
     message = _CACHED.get((self, data)) if _QUICK else None
     # The uncached function refuses a message of a kind that is not in ``kinds``.
     if message is None or message.kind not in kinds:
@@ -72,6 +73,7 @@ def _read(self, data, kinds=tuple(wire.KINDS)):
 
 
 def _range(plan):
+    """Return the range of a plan as `party.Range`; while schedules run, compute it once."""
     if not _QUICK:
         return _RANGE(plan)
     if id(plan) not in _RANGES:
@@ -96,6 +98,7 @@ def _drawn(draw):
 
 
 def _agreed(self, public, context):
+    """Return an agreed key as `Identity.agreed_with`; while schedules run, compute it once."""
     if not _QUICK:
         return _AGREED(self, public, context)
     key = self.public, public, context
@@ -106,15 +109,18 @@ def _agreed(self, public, context):
 
 
 def _forget():
+    """Empty the cache of results when it is large."""
     if len(_CACHED) > 20_000:
         _CACHED.clear()
 
 
 def _hashed(public, data):
+    """Return the hash that stands for a signature while schedules run."""
     return hashlib.blake2b(data, key=public, digest_size=64, person=b"schedule").digest()
 
 
 def _sign(self, data):
+    """Sign as `Identity.sign`: by a hash while schedules run, otherwise by a cached signature."""
     if _QUICK:
         return _hashed(self.public[0], data)
     key = self.public[0], data
@@ -126,6 +132,7 @@ def _sign(self, data):
 
 
 def _verified(public, signature, data):
+    """Return whether a signature is valid, as `wire.verified`; see `_sign`."""
     if _QUICK and signature == _hashed(public, data):
         return True
     return _SIGNED.get((public, data)) == signature or _VERIFIED(public, signature, data)
@@ -276,6 +283,7 @@ class Federation:
             self.add(Process(Helper(plan, secret("helper")), MemoryStore(), None, lambda: self.now))
 
     def add(self, process):
+        """Add a process, which replaces an earlier one of its party."""
         self.processes[process.party.name] = process
 
     def settle(self):
@@ -321,6 +329,7 @@ class Forgetful(MemoryStore):
     """A store without fsync: its last three writes are lost when its process is killed."""
 
     def kept(self):
+        """Return the store without its last three writes, which a crash has lost."""
         return MemoryStore(self._writes[: max(1, len(self._writes) - 3)])
 
     def save_snapshot(self, parts, erase=()):
@@ -389,7 +398,7 @@ class World:
         self.reports, self.sets, self.broadcasts, self.stolen = {}, {}, {}, []
         self.sent_sets = set()  # releases of which a party has sent a set, or the sum of one
         self.named = {}  # release -> sets that the hub asked the helper to open
-        self.told = {}  # (silo, release) -> message with the silo's session
+        self.first_sessions = {}  # (silo, release) -> message with the silo's session
         self.parties, self.down = {}, {}
         #: Hash of the writes of each party that snapshots do not cover; see `process.restored`.
         self.others, self.snapshots, self.random_snapshots = {}, 0, random.Random(seed)
@@ -414,6 +423,7 @@ class World:
     # ---- processes -------------------------------------------------------------------------------
 
     def start(self, name):
+        """Start a party from its store, and check what it restores."""
         if name in self.plan.silos:
             new_party = self.kinds["silo"](
                 self.plan, name, secret(name), self.ledgers[name], entropy=self.random.randbytes
@@ -464,6 +474,7 @@ class World:
                 self.snapshots += 1
 
     def kill(self, name):
+        """Kill a party and start it again, perhaps after some time and without its last writes."""
         self.kills += 1
         if self.random.random() < 0.3:
             self.down[name] = self.now + self.random.uniform(0, 2 * PERIOD)
@@ -479,6 +490,7 @@ class World:
                 raise Violation(f"invariant 1: {name} sent release {release}, and has forgotten it")
 
     def dies(self, name):
+        """Kill a party with the probability of the schedule; return whether it was killed."""
         if self.random.random() >= self.kill_chance:
             return False
         self.kill(name)
@@ -564,6 +576,7 @@ class World:
     # ---- invariants ------------------------------------------------------------------------------
 
     def check_write(self, name, write):
+        """Raise Violation if a write breaks an invariant."""
         if write.kind == "sealed":
             charged_releases = {charge.release for charge in self.ledgers[name].charges("records")}
             if int(write.key) not in charged_releases:
@@ -589,6 +602,7 @@ class World:
                 )
 
     def check_sent(self, name, message):
+        """Raise Violation if a message breaks an invariant."""
         envelope = self.plan.wire.read(message.data)
         if envelope.kind == "report":
             first_data = self.reports.setdefault((name, envelope.release), message.data)
@@ -597,7 +611,7 @@ class World:
                     f"invariant 1: two reports of {name} for release {envelope.release}"
                 )
         elif envelope.kind == "sessions" and name != "hub" and not self.restores:
-            first_data = self.told.setdefault((name, envelope.release), message.data)
+            first_data = self.first_sessions.setdefault((name, envelope.release), message.data)
             if first_data != message.data:
                 raise Violation(
                     f"invariant 2: two sessions of {name} for release {envelope.release}"
@@ -634,6 +648,7 @@ class World:
     # ---- one schedule ----------------------------------------------------------------------------
 
     def deliver(self, index):
+        """Deliver a message of the network, unless it is lost; it may be repeated or stolen."""
         to, data = self.network.pop(index)
         fate = self.random.random()
         if fate < 0.1:
@@ -734,7 +749,7 @@ class World:
             self.moment()
         return self.heal()
 
-    def calm(self, rounds):
+    def run_without_faults(self, rounds):
         """Give every party some turns without faults of the network: all messages arrive."""
         for _ in range(rounds):
             self.now += 5.0
@@ -754,7 +769,7 @@ class World:
             for _ in range(moments):
                 self.moment()
             self.backups["hub"].append(list(self.stores["hub"].writes()))
-            self.calm(rounds)
+            self.run_without_faults(rounds)
             self.restore_hub()
         return self.heal()
 
@@ -886,6 +901,7 @@ def clocked(clock, protocol="silo-ldp", **more):
 
 
 def _ended(write: Write):
+    """Return the end of a record that a write stores."""
     from fastfed.deployment.model import Ended
 
     return msgspec.msgpack.decode(write.value, type=Ended)

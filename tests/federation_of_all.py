@@ -65,11 +65,11 @@ def federation_of(kind):
     return deployment
 
 
-def period(made, release):
+def period(deployment, release):
     """Serve one record, or one row of losses, at each silo in a period, and close the release."""
-    made.now = made.plan.document.calendar.closes[release - 1] - 1.0
-    for name in made.plan.silos:
-        process, document = made.processes[name], made.plan.document
+    deployment.now = deployment.plan.document.calendar.closes[release - 1] - 1.0
+    for name in deployment.plan.silos:
+        process, document = deployment.processes[name], deployment.plan.document
         if document.algorithm in EXPERTS:
             process.losses(process.decide().id, [0.5] * len(document.schema.columns))
         elif document.schema.records is not None:
@@ -77,5 +77,5 @@ def period(made, release):
             process.outcome(decision.id, "1")
         else:
             process.reward(process.decide(federation.ROWS).id, 0.5)
-    made.now += 1.0
-    made.settle()
+    deployment.now += 1.0
+    deployment.settle()

@@ -127,7 +127,7 @@ def valid_spec(rng: Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         spec = tomllib.loads(toml(rng.choice(figures())))
         spec["curve"] = rng.sample(spec["curve"], k=min(len(spec["curve"]), rng.randint(1, 2)))
-        # What is said of curves that were left out would be refused at once.
+        # Statements about curves that were left out would be refused at once.
         spec["figure"] = {k: v for k, v in spec["figure"].items() if k not in ("statement", "line")}
         spec.update(horizon=rng.randint(8, 40), replicates=1, checkpoints=3)
         spec["silos"] = min(spec.get("silos", 2), 4)
@@ -269,6 +269,7 @@ KEYS_OF_WORLDS = (
 
 
 def change_spec(rng: Random, spec: dict[str, Any]) -> None:
+    """Damage a spec in place: a key, a value, or a place at random."""
     kind = rng.randrange(10)
     curves = [c for c in spec["curve"] if isinstance(c, dict)] if _listed(spec) else []
     known = [c for c in curves if str(c.get("algorithm")) in ALGORITHMS.builtin]
@@ -305,6 +306,7 @@ def change_spec(rng: Random, spec: dict[str, Any]) -> None:
 
 
 def _listed(spec: dict[str, Any]) -> bool:
+    """Return whether the curves of a spec are a list."""
     return isinstance(spec.get("curve"), list)
 
 
@@ -314,10 +316,12 @@ def toml(spec: dict[str, Any]) -> str:
 
 
 def _key(key: str) -> str:
+    """Return a key as TOML."""
     return _value(str(key))
 
 
 def _value(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -436,7 +440,7 @@ ODD_TOKENS = (
 
 
 def damaged_letor(rng: Random) -> bytes:
-    """Return rows with a few faults of their own kind, or with bytes changed."""
+    """Return rows with a few faults that such files have, or with bytes changed."""
     text = valid_letor(rng)
     if rng.random() < 0.35:
         return damaged_text(rng, text)

@@ -40,6 +40,8 @@ def at_the_end(array: np.ndarray) -> np.ndarray:
 
 
 def guarded(make):
+    """Return a function of NumPy whose new arrays end where a page of memory ends."""
+
     @functools.wraps(make)
     def making(*args, **keys):
         built = make(*args, **keys)

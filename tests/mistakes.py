@@ -1,4 +1,4 @@
-"""Plausible mistakes, and what is said to them: a table of messages.
+"""Plausible mistakes and the messages that they get, as a table.
 
     PYTHONPATH=tests python tests/mistakes.py [-o table.md]
 
@@ -73,10 +73,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def answer(mistake: Mistake) -> Answer:
-    """Make a mistake, and judge what is said."""
+    """Make a mistake, and judge its message."""
     home = os.getcwd()
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
         os.chdir(folder)
         try:
             with warnings.catch_warnings(record=True) as warned:
@@ -84,7 +84,7 @@ def answer(mistake: Mistake) -> Answer:
                 message, faults = _said(mistake, folder)
         finally:
             os.chdir(home)
-    message = message.replace(f"{made}/", "").replace(made, "FOLDER")
+    message = message.replace(f"{folder_name}/", "").replace(folder_name, "FOLDER")
     faults += [f"does not say {word}" for word in mistake.words if word not in message]
     faults += [f"says {word}" for word in mistake.never if word in message]
     if mistake.code == 0:  # an answer: what it says first of what it has to
@@ -99,6 +99,7 @@ def answer(mistake: Mistake) -> Answer:
 
 
 def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
+    """Make a mistake in a folder; return its message and what is wrong with the message."""
     try:
         mistake.make(folder)
     except mistake.error as error:
@@ -141,13 +142,13 @@ def every() -> list[Mistake]:
     return [mistake for module in modules for mistake in module.MISTAKES]
 
 
-def table(made: Sequence[tuple[Mistake, Answer]]) -> Iterator[str]:
+def table(answered: Sequence[tuple[Mistake, Answer]]) -> Iterator[str]:
     """Yield lines of the table (markdown)."""
-    good = sum(not given.faults for _, given in made)
-    yield f"{len(made)} mistakes, {good} good messages, {len(made) - good} not.\n"
+    good = sum(not given.faults for _, given in answered)
+    yield f"{len(answered)} mistakes, {good} good messages, {len(answered) - good} not.\n"
     yield "| | mistake | message | good |"
     yield "|---|---|---|---|"
-    for number, (mistake, given) in enumerate(made, 1):
+    for number, (mistake, given) in enumerate(answered, 1):
         cells = mistake.what, given.message, "; ".join(given.faults) or "yes"
         texts = (" ".join(cell.replace("|", "\\|").split()) for cell in cells)
         yield f"| {number} | " + " | ".join(texts) + " |"
@@ -167,14 +168,14 @@ def main() -> int:
     )
     parser.add_argument("-o", "--output", type=Path, help="file of the table; else it is printed")
     given = parser.parse_args()
-    made = [(mistake, answer(mistake)) for mistake in every() if available(mistake)]
-    text = "\n".join(table(made)) + "\n"
+    answered = [(mistake, answer(mistake)) for mistake in every() if available(mistake)]
+    text = "\n".join(table(answered)) + "\n"
     if given.output is None:
         sys.stdout.write(text)
     else:
         given.output.write_text(text)
         print(text.splitlines()[0])
-    return int(any(a.faults for _, a in made))
+    return int(any(a.faults for _, a in answered))
 
 
 if __name__ == "__main__":

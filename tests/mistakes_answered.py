@@ -63,6 +63,8 @@ def simulated(make: Callable[[], Any]) -> Make:
 
 
 def epsilon_of(number: Any) -> Callable[[], str]:
+    """Return a function that simulates with this epsilon and returns what is claimed."""
+
     def simulate() -> str:
         import fastfed
 
@@ -75,6 +77,8 @@ def epsilon_of(number: Any) -> Callable[[], str]:
 
 
 def frame_of(library: str) -> Callable[[], str]:
+    """Return a function that simulates on a table of this library."""
+
     def simulate() -> str:
         import importlib
 

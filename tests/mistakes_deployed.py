@@ -91,6 +91,7 @@ def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
 
 
 def flipped(folder: Path) -> None:
+    """Flip one bit of a plan and join it."""
     path = folder / "agreed.plan"
     content = bytearray(path.read_bytes())
     # The exponent of a number of the plan; its last bits may differ by linear algebra.
@@ -100,6 +101,7 @@ def flipped(folder: Path) -> None:
 
 
 def joined(*arguments: object) -> Make:
+    """Return the mistake of joining a plan with these arguments."""
     return planned(lambda folder: command("deploy", "join", *arguments))
 
 

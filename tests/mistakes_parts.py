@@ -43,6 +43,7 @@ def loaded(content: bytes | None, **arrays: Any) -> Make:
 
 
 def half_saved(folder: Path) -> None:
+    """Load an agent from a file that was cut."""
     from fastfed import LinUCB
 
     path = folder / "agent.npz"
@@ -52,6 +53,7 @@ def half_saved(folder: Path) -> None:
 
 
 def sparse(rows: Any) -> Any:
+    """Return rows as a sparse array of SciPy."""
     import scipy.sparse
 
     return scipy.sparse.csr_array(np.asarray(rows, dtype=float))
@@ -69,6 +71,7 @@ def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
+    """Return the array, which may not be written any more."""
     array.flags.writeable = False
     return array
 
@@ -105,6 +108,7 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
 
 
 def twice(one: Any) -> None:
+    """Select twice without a reward in between."""
     for _ in range(5):
         one.select(np.eye(3))
         one.observe(1.0)

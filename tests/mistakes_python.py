@@ -75,6 +75,8 @@ def written(use: Callable[[Any, Path], object]) -> Make:
 
 
 def world_class(name: str) -> Make:
+    """Return the mistake of giving an environment class in place of an environment."""
+
     def make(folder: Path) -> None:
         import fastfed
 
@@ -84,6 +86,8 @@ def world_class(name: str) -> Make:
 
 
 def made_world(name: str, **keys: Any) -> Make:
+    """Return the mistake of making an environment with these keys."""
+
     def make(folder: Path) -> None:
         import fastfed
 
@@ -138,6 +142,7 @@ def system_of(**keys: Any) -> Any:
 
 
 def policy(given: Any, **keys: Any) -> Make:
+    """Return the mistake of a curve with this policy."""
     return simulate(curves=[{"algorithm": "policy", "policy": given, **keys}])
 
 

@@ -80,6 +80,7 @@ def simulate(data: Any, **keys: Any) -> None:
 
 
 def columns() -> dict[str, list[Any]]:
+    """Return the columns of the table by name."""
     cells = [row.split(",") for row in ROWS]
     return {
         "age": [float(c[0]) for c in cells],
@@ -123,6 +124,7 @@ def arrow(change: Callable[[Any, Any], Any]) -> Make:
 
 
 def multi(frame: Any) -> Any:
+    """Give a frame two levels of column names."""
     import pandas as pd
 
     frame.columns = pd.MultiIndex.from_product([["a"], frame.columns])

@@ -226,6 +226,7 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
 
 
 def _bounds(plan: Any) -> tuple:
+    """Return (feature norm, least, largest reward, constant, centre, free features) of a plan."""
     clip = plan.clip
     if clip is None:
         return (1.0, -1.0, 1.0, 0.0, 0.0, plan.dimension)
@@ -236,7 +237,7 @@ def _bounds(plan: Any) -> tuple:
 def linear_mu(
     plan: Any, relation: str = "replace", honest: int | None = None, reports: int | None = None
 ) -> float:
-    """GDP parameter of all that a linear plan's parties release about one user.
+    """Return the GDP parameter mu of all that a linear plan's parties release about one user.
 
     honest: how many silos' shares of a secure sum are counted; default those that are trusted.
     reports: how many reports the user's silo makes, if silos have their own clocks; default all.

@@ -118,7 +118,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 
 
 def changes_of(kind: str) -> list[dict[str, Any]]:
-    """Changes of the spec of a kind, each a mapping of its tables."""
+    """Return changes of the spec of a kind, each a mapping of its tables."""
     keys = OTHERS.get(kind, LINEAR)
     return [{"system": each} for each in (*SYSTEMS, *keys)] + list(TABLES)
 
@@ -195,10 +195,12 @@ class Place:
         self.box, self.key, self.offset = box, key, offset
 
     def get(self) -> Any:
+        """Return the value here: an entry of the box, or a number at an offset of its bytes."""
         value = self.box[self.key]
         return value if self.offset < 0 else struct.unpack_from("<d", value, self.offset)[0]
 
     def put(self, value: Any) -> None:
+        """Store a value here."""
         if self.offset < 0:
             self.box[self.key] = value
             return
@@ -300,6 +302,7 @@ GROUPS = (
 
 
 def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
+    """Return the places of all floats among the numbers whose keys begin with `group`."""
     box = {key: value for key, value in numbers.items() if key.startswith(group)}
     actual = places(box, arrays=True)
     for place in actual:
@@ -999,12 +1002,14 @@ def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
     other = compiled(encoded(choices_of(fields)))
     if other is None:
         return False
-    mine, theirs = texts_of(certificate), texts_of(other.certificate)
-    for one, two in zip(mine, theirs, strict=False):
+    sentences, other_sentences = texts_of(certificate), texts_of(other.certificate)
+    for one, two in zip(sentences, other_sentences, strict=False):
         if not nearly_equal(one, two):
             raise Broken(f"the certificate says {one!r}, of the same choices {two!r}")
-    if len(mine) != len(theirs):
-        raise Broken(f"there are {len(mine)} sentences, of the same choices {len(theirs)}")
+    if len(sentences) != len(other_sentences):
+        raise Broken(
+            f"there are {len(sentences)} sentences, of the same choices {len(other_sentences)}"
+        )
     # A later plan begins with another model, and has the same noise.
     numbers, derived = fields[AT["numbers"]], document(other)[AT["numbers"]]
     if sorted(numbers) != sorted(derived):
@@ -1173,6 +1178,7 @@ def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> t
 
 
 def _hangs(number: int, frame: Any) -> None:
+    """End a load that takes two minutes (a signal handler)."""
     raise Broken("no end after two minutes")
 
 

@@ -56,10 +56,12 @@ def fastfed(folder: Path, *arguments: object) -> subprocess.CompletedProcess:
 
 
 def _python_path() -> list[str]:
+    """Return the entries of PYTHONPATH."""
     return os.environ.get("PYTHONPATH", "").split(os.pathsep)
 
 
 def _absolute(path: str) -> str:
+    """Return an absolute path; an empty path stays empty."""
     return os.path.abspath(path) if path else ""
 
 

@@ -160,6 +160,7 @@ def draw_passages(seed: int) -> list[str]:
 
 
 def main() -> int:
+    """Print complaints, or passages for a reading; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--draw", type=int, metavar="SEED", help="print text for a reading")
     seed = parser.parse_args().draw

@@ -49,6 +49,7 @@ class Clock:
 
 
 def plan_of(protocol: str, silos: int, dimension: int):
+    """Return a plan of a protocol with this number of silos and features."""
     keys = {"silos": silos, "dimension": dimension, "batches": RELEASES, "batch": 2}
     return deployed(PROTOCOLS[protocol], **keys)
 

@@ -163,11 +163,13 @@ def running(folder, sync_ms, library, inside=None):
 
 
 def cpu_seconds(pid):
+    """Return the seconds of CPU that a process has used, by /proc."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main():
+    """Measure all combinations of clients and times of a sync, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=5.0)

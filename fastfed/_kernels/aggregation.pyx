@@ -102,7 +102,8 @@ def buffered_column(const double[::1] coefficients, int64_t n):
 
 
 def toeplitz(const double[:, ::1] history, const double[::1] f, int64_t k):
-    """Return the noise of prefix k (s,) from the rows of history."""
+    """Return the noise of prefix k (s,): the sum of f[k - 1 - i] times row i < k of history, whose
+    rows are draws."""
     cdef double[::1] out = np.zeros(history.shape[1])
     ff_add_weighted(&history[0, 0], &f[k - 1], -1, k, history.shape[1], &out[0])
     return np.asarray(out)

@@ -215,7 +215,8 @@ cdef inline bint read_rows(held_arrays *held, x, y, int64_t d, double *single,
 # ---- rows ----------------------------------------------------------------------------------------
 
 def rank_one(gram, bias, x, y, bint trusted):
-    """Add rows to gram and bias. Returns True, or None if arguments need conversion."""
+    """Add rows x to gram (V) and their rewards y to bias. Returns True, or None if arguments need
+    conversion."""
     cdef held_arrays held
     cdef const Py_buffer *features
     cdef const double *rewards

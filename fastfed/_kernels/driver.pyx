@@ -61,7 +61,7 @@ def bonus_factor(const double[:, ::1] w, double c):
 
 
 def fixed_size(int64_t actions, int64_t d):
-    """Return the number of doubles in a silo's model of a fixed set of at most ``actions`` actions."""
+    """Return the number of doubles in a silo's model of a fixed set of up to ``actions`` actions."""
     return ff_fixed_size(actions, d)
 
 
@@ -151,8 +151,9 @@ cdef class Run:
     """One replicate of one or several curves over one environment (see ``src/ff_run.h``).
 
     Each curve is a mapping with the numbers of the plan and the arrays of the state, named as in
-    ff_curve; None leaves a field zero. A run may be a part of a larger run: its silos are ``names`` there, and its rounds are
-    those equal to ``phase`` modulo ``stride``. A curve with a trigger must be the only curve.
+    ff_curve; None leaves a field zero. A run may be a part of a larger run: its silos are ``names``
+    there, and its rounds are those equal to ``phase`` modulo ``stride``. A curve with a trigger
+    must be the only curve.
     """
 
     cdef ff_run c
@@ -259,6 +260,7 @@ cdef class Run:
             cache.own = <double *>self.zeros(silos * size, np.float64)
 
     cdef void describe(self, ff_curve *c, curve) except *:
+        """Set the fields of a curve from its mapping."""
         cdef uintptr_t function
         memset(c, 0, sizeof(ff_curve))
         for name, value in curve.items():

@@ -269,6 +269,7 @@ IN_FUNCTION = "in the environment's function"
 
 cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                          int64_t round, void *x, double *mean) noexcept with gil:
+    """Call a user's Python function (ff_fill); keep its exception if it fails."""
     cdef Called env = <Called>state
     cdef int64_t k = env.c.actions, d = env.c.dimension
     cdef int64_t n

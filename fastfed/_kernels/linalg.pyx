@@ -22,7 +22,7 @@ def log(double x):
 
 
 def factor(const double[::1] packed, int64_t d):
-    """Return W (d, d), or None if V is not positive definite."""
+    """Return the inverse factor W (d, d) of the packed V, or None if V is not positive definite."""
     cdef double[:, ::1] w = np.empty((d, d))
     if ff_factor(&packed[0], d, &w[0, 0]):
         return None
@@ -30,7 +30,7 @@ def factor(const double[::1] packed, int64_t d):
 
 
 def solve(const double[:, ::1] w, const double[::1] u):
-    """Return V^{-1} u (d,)."""
+    """Return V^{-1} u (d,), from the inverse factor w of V."""
     cdef int64_t d = w.shape[0]
     cdef double[::1] theta = np.empty(d), scratch = np.empty(d)
     ff_solve(&w[0, 0], &u[0], d, &scratch[0], &theta[0])
@@ -58,7 +58,7 @@ def hadamard(values):
 
 
 def log_det(const double[:, ::1] w):
-    """Return ln det V."""
+    """Return ln det V, from the inverse factor w of V."""
     return ff_log_det(&w[0, 0], w.shape[0])
 
 
@@ -343,7 +343,7 @@ cdef class FixedModel:
         return ff_fixed_inverse_norm(&self.model[0], &view, &self.w[0, 0], d, &scratch[0])
 
     def parts(self):
-        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, each (K,), for tests."""
+        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, each (K,): tests."""
         cdef int64_t k = <int64_t>self.model[1]
         return np.array(self.model)[8:8 + 3 * ((k + 7) // 8 * 8)].reshape(3, -1)[:, :k]
 

@@ -110,6 +110,7 @@ cdef class Losses:
         return threads
 
     cdef void check_place(self, int64_t silo, int64_t round) except *:
+        """Raise IndexError unless there are losses of this silo in this round."""
         cdef int64_t rounds = self.c.rounds if self.c.kind == FF_LOSS_TABLE else 0xffffffff
         if not 0 <= silo < self.c.silos:
             raise IndexError(f"silo must be in [0, {self.c.silos}), got {silo}")
@@ -305,6 +306,7 @@ IN_FUNCTION = "in the environment's function"
 
 
 cdef object note(Called losses, BaseException error, replicate, silo, round):
+    """Add to an exception of a user's function where it happened, and keep the first one."""
     error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
     # Other threads continue to the end of the call; the first failure is reported.
     with cython.critical_section(losses):
@@ -314,6 +316,7 @@ cdef object note(Called losses, BaseException error, replicate, silo, round):
 
 cdef int64_t call_losses(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                          int64_t round, double *loss) noexcept with gil:
+    """Call a user's Python function (ff_loss_call); keep its exception if it fails."""
     cdef Called losses = <Called>state
     cdef const double[::1] values
     cdef int64_t n
@@ -329,6 +332,7 @@ cdef int64_t call_losses(void *state, uint64_t seed, int64_t replicate, int64_t 
 
 cdef double call_gradient(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                           int64_t round, const double *x, double *gradient) noexcept with gil:
+    """Call a user's Python function (ff_gradient_call); keep its exception if it fails."""
     cdef Called losses = <Called>state
     cdef const double[::1] values
     cdef int64_t n, d = losses.c.experts

@@ -231,6 +231,7 @@ class FailsOncePerDraw(SeededNoise):
             return attribute
 
         def draw(*key: Any) -> Any:
+            """Draw as the source does; the first draw for each key fails."""
             draw_key = (name, *(part for part in key if isinstance(part, int)))
             if draw_key not in self.requested:
                 self.requested.add(draw_key)

@@ -303,7 +303,7 @@ def test_exact_epsilon_of_local_noise_follows_balle_and_wang(calibration, layout
 
 
 def test_exact_epsilon_of_published_local_noise():
-    """Check that it is at least the loss of the published instances, where u' = -u is worst."""
+    """The loss is at least that of the published instances, where u' = -u is worst."""
     certificate = make("linucb-ldp", **PUBLISHED).certificate
     std = certificate.noise_std["bias"] * math.sqrt(2.0)
     assert std == pytest.approx(oracle.published("linucb-ldp", T=100, d=3, **BUDGET).noise_std)
@@ -528,7 +528,7 @@ def test_every_claim_names_the_assumption_that_fails(algorithm):
     ],
 )
 def test_certificate_protects_returning_users_in_all_batches(algorithm, keys, returning):
-    """Check this for at most ten batches, the number in the run."""
+    """Use at most ten batches, the number in the run."""
     max_batches = min(10, 10 if isinstance(returning, str) else returning)
     single_system, returning_system = (
         make(algorithm, **keys),

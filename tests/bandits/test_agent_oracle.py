@@ -61,22 +61,27 @@ class OracleDraws:
         return z[:d] * bias, covariance
 
     def uniforms(self, t):
+        """Return the uniform numbers that round the data point of user t."""
         return self.source.random_u32(0, t, self.size) * 2.0**-32
 
     def ones_of_batch(self, m):
+        """Return the ones among a batch's noise bits, in each entry."""
         trials = self.plan.batch_size * self.plan.encoding.noise_bits[0]
         return self.whole(self.source.binomials(0, m, self.size, trials) + trials / 4)
 
     def ones_of_user(self, t):
+        """Return the ones among the noise bits of user t, in each entry."""
         b = self.plan.encoding.noise_bits[0]
         return self.whole(self.source.point_binomials(0, t, 0, self.size, b) + b / 4)
 
     @staticmethod
     def whole(ones):
+        """Return numbers that must be whole, as integers."""
         assert (ones == np.rint(ones)).all()
         return np.rint(ones).astype(np.int64)
 
     def order(self, m):
+        """Return the two permutations of a batch's users that the shuffler draws."""
         users = self.plan.batch_size
         return self.source.permutation(m, users), self.source.permutation(m, users, 1)
 
@@ -102,6 +107,7 @@ def prefix_noise(plan, draws):
     """
 
     def prefix(m):
+        """Return the noise (bias, covariance) of the sum of the first m batches."""
         no_noise = np.zeros(plan.dimension), np.zeros((plan.dimension, plan.dimension))
         if m == 0:
             return no_noise
@@ -128,6 +134,7 @@ def noise_of_two_encodings(plan, draws, points, units=(1.0, 1.0)):
     g, L = (np.repeat(part, sizes) for part in (plan.encoding.steps(0), units))
 
     def noise(m):
+        """Return how much the decoded sum of batch m differs from the exact sum."""
         users = range((m - 1) * plan.batch_size + 1, m * plan.batch_size + 1)
         data = [
             np.append(x * y, lower_triangle(np.outer(x, x))) for x, y in (points(t) for t in users)
@@ -212,6 +219,7 @@ def regularizer_and_width(e, sizes):
     share = alpha / len(set(lam_min)) if lam_max[-1] > lam_min[-1] else 2.0 * alpha
 
     def proven(t, m):
+        """Return the proven radius in round t after m releases."""
         k = min(m, len(lam_min) - 1)
         return beta_proven(
             observed_rounds(t, m),
@@ -267,6 +275,7 @@ def replay_run(e, outcome, sizes, change=lambda direct: direct, rule=None):
         return environment.round(0, t)[0].astype(float)
 
     def points(t):
+        """Return the data point (x, y) of user t, clipped."""
         x, y = contexts(t)[actions[t - 1]], rewards[t - 1]
         if clip is None:
             return x, y
@@ -604,6 +613,7 @@ def test_runs_equal_the_published_code_in_its_features(name):
         return PUBLISHED_NORM * environment.round(0, t)[0].astype(float)
 
     def points(t):
+        """Return the data point (x, y) of user t, clipped to the published norm."""
         x = contexts(t)[actions[t - 1]]
         return x * min(1.0, PUBLISHED_NORM / np.linalg.norm(x)), rewards[t - 1]
 

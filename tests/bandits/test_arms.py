@@ -175,13 +175,14 @@ class Watched(Silo):
     key = 0
 
     def _score_key(self) -> int:
+        """Draw the key of the score function, and keep it for the test."""
         self.key = super()._score_key()
         return self.key
 
 
-def bounds_of(made: Any) -> oracle.Bounds:
+def bounds_of(deployment: Any) -> oracle.Bounds:
     """Return the numbers that the oracle's bounds follow from."""
-    plan, theory = made.plan, made.theory
+    plan, theory = deployment.plan, deployment.theory
     arms = plan.dimension
     union = 1 if plan.lazy or plan.batch_size == 1 else plan.silos
     alpha = 0.01 if not plan.noise_std.bias else 0.005
@@ -195,9 +196,9 @@ def bounds_of(made: Any) -> oracle.Bounds:
     )
 
 
-def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
+def replay(deployment: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
     """Run a plan by its parties, compare every choice with the oracle's, and return releases."""
-    plan, bounds = made.plan, bounds_of(made)
+    plan, bounds = deployment.plan, bounds_of(deployment)
     arms, noise = plan.dimension, SeededNoise(seed, replicate)
     world = Arms(means=MEANS).open(seed, replicate, plan.silos)
     silos, server = [Watched(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
@@ -215,7 +216,7 @@ def replay(made: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarray]:
             means, bonus = bounds.at(release, counts, sums, total[diagonal])
             rows, expected = world.round(i, t)
             chosen = silo.select(np.asfortranarray(rows))
-            if made.algorithm == "thompson":
+            if deployment.algorithm == "thompson":
                 # Without noise the sums are whole numbers.
                 values = oracle.thompson(silo.key, sums, counts - sums)
             elif plan.ranking == 1.0:
@@ -329,7 +330,7 @@ def test_draws_of_thompson_sampling_have_the_posterior_of_each_mean(wins: int, l
 
 @pytest.mark.parametrize("ratio", [0.25, 0.9, 1.0, 1.7])
 def test_the_sensitivity_is_that_of_the_worst_pair_of_records(ratio: float) -> None:
-    """It equals the enumeration, except if counts have more noise: then rewards may be negative."""
+    """Compare with an enumeration; it is below the account if counts have more noise than sums."""
     assert oracle.largest_mu(2.0, 2.0 * ratio) <= (1.0 + 1e-12) * joint_sensitivity(
         "replace", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio
     )
@@ -471,7 +472,7 @@ COVERED = {
 
 @pytest.mark.parametrize("name", COVERED)
 def test_confidence_sets_hold(name: str) -> None:
-    """They hold in 4/5 of runs at least, although ||theta*|| is above 1."""
+    """The sets hold in 4/5 of the runs at least, although ||theta*|| is above 1."""
     assert np.linalg.norm(MEANS) > 1.0
     assert covered(COVERED[name], 100) >= 80
 

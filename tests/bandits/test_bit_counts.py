@@ -82,21 +82,22 @@ def test_rewards_between_0_and_1_have_no_larger_delta(seed: int) -> None:
     rng = np.random.default_rng(seed)
     users, q = int(rng.integers(2, 9)), rng.uniform(0.05, 0.4)
     epsilon = rng.uniform(0.0, math.log((1.0 - q) / q))
-    others, mine = rng.uniform(size=users - 1), rng.uniform(size=2)
-    laws = [oracle.law_of_count(q, [*others, y]) for y in mine]
+    others, own_value = rng.uniform(size=users - 1), rng.uniform(size=2)
+    laws = [oracle.law_of_count(q, [*others, y]) for y in own_value]
     worst = oracle.delta_of_count(q, users, epsilon)
     assert oracle.hockey_stick(*laws, epsilon) <= worst * (1.0 + 1e-12)
     assert oracle.hockey_stick(*laws[::-1], epsilon) <= worst * (1.0 + 1e-12)
 
 
 def test_no_number_of_ones_is_the_worst_one_for_all_epsilons() -> None:
-    """This is the example at the top of the module: three users, q = 0.1."""
+    """Use the example at the top of the module: three users, q = 0.1."""
 
     def worst(epsilon: float) -> int:
+        """Return the number of ones among the others' means for which delta is the largest."""
         deltas = []
         for ones in range(3):
             others = [1.0] * ones + [0.0] * (2 - ones)
-            laws = [oracle.law_of_count(0.1, [*others, mine]) for mine in (1.0, 0.0)]
+            laws = [oracle.law_of_count(0.1, [*others, own_value]) for own_value in (1.0, 0.0)]
             deltas.append(oracle.hockey_stick(*laws, epsilon))
         return int(np.argmax(deltas))
 

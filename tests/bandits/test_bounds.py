@@ -35,6 +35,7 @@ SETTING = BoundSetting(
 
 
 def setting_of(**changed: Any) -> BoundSetting:
+    """Return the default setting with some fields changed."""
     return msgspec.structs.replace(SETTING, **changed)
 
 
@@ -89,6 +90,8 @@ def test_theorem_5_1_is_lemma_c4_at_its_noise() -> None:
     """Privacy terms agree in every argument, up to the hidden logarithms."""
 
     def ratio(t: int, m: int, d: int, epsilon: float, delta: float) -> float:
+        """Return the private part of Lemma C.4 divided by that of Theorem 5.1, without its
+        logarithms."""
         kappa = (t // B).bit_length()
         node = math.sqrt(8 * kappa * (math.log(2 / delta) + epsilon)) / epsilon
         total = math.sqrt(m * kappa) * node

@@ -183,7 +183,7 @@ def test_sensitivity_scales_with_the_noise_over_extreme_ranges() -> None:
 
 
 def test_zero_out_is_weaker_if_zero_is_a_reward() -> None:
-    """Check this, since an absent user is the record (0, r0), which replacement allows."""
+    """The reason: an absent user is the record (0, r0), which replacement allows."""
     for case in CASES:
         low, high = case.get("reward_range", (-0.5, 0.5))
         assert low <= 0.0 <= high
@@ -224,6 +224,7 @@ def test_table_of_the_documentation_is_correct() -> None:
     assert len(lines) == 4
 
     def noise_of(kappa: float, tau: float, ratio: float) -> float:
+        """Return mu times the error hypot(1, ratio tau), which the table compares."""
         mu = centred_sensitivity("replace", kappa=kappa, covariance_std=ratio)
         return math.hypot(1.0, ratio * tau) * mu
 
@@ -421,7 +422,7 @@ def test_errors_with_tau_one_have_the_bits_of_the_original_formula(remainder: bo
 
 @pytest.mark.parametrize("tau", [0.4, 1.0, 1.7])
 def test_quantile_is_exact_for_full_goe_matrices(tau: float) -> None:
-    """Check this since full GOE matrices have the covariance of the proof.
+    """Draw full GOE matrices, which have the covariance of the proof.
 
     The two-sided test fails once in 5 x 10^5.
     """
@@ -482,6 +483,7 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     )
 
     def matrices(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (covariances (count, d, d), biases (count, d)) of packed statistics."""
         rows, columns = np.tril_indices(d)
         lower = np.zeros((count, d, d))
         lower[:, rows, columns] = entries[:, d:]

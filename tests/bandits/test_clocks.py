@@ -260,6 +260,7 @@ def report_noise(plan, seed):
     source, d = SeededNoise(seed, 0), plan.dimension
 
     def node(silo, number):
+        """Return the noise (bias, covariance) of a draw."""
         z = source.node(silo, number, d)
         covariance = np.zeros((d, d))
         covariance[np.tril_indices(d)] = z[d:] * plan.noise_std.off_diagonal
@@ -269,6 +270,7 @@ def report_noise(plan, seed):
         return z[:d] * plan.noise_std.bias, covariance + np.tril(covariance, -1).T
 
     def noise(silo, k):
+        """Return the noise of a silo's k-th report."""
         if plan.protocol.noise_by == "none":
             return np.zeros(d), np.zeros((d, d))
         if plan.release == "factorised":
@@ -351,6 +353,7 @@ def test_the_oracle_notices_wrong_clocks():
     for faults in ({"rates": [0.35]}, {"asleep": [[1, 45]]}, {"by": "ticks"}):
 
         def change(expected, faults=faults):
+            """Plant the faults in the expected clocks."""
             for name, value in faults.items():
                 setattr(expected, name, value)
 
@@ -412,6 +415,7 @@ def test_one_record_enters_one_report_of_one_silo():
     serves = plan.clocks.serves[1]
 
     def reports(changed):
+        """Return the reports of a silo whose reward is 1 in round `changed` only."""
         silo = server.ClockedSilo(plan, 1, SeededNoise(e.seed, 0))
         sent = []
         for t in range(1, HORIZON + 1):
@@ -608,6 +612,7 @@ class Seen:
 
     @property
     def events(self):
+        """Return whether all three events of the direct radius hold."""
         return self.noise and self.error and self.rewards
 
 

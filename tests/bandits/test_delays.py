@@ -259,6 +259,7 @@ def test_one_record_enters_one_batch():
     plan, environment = e.curves[0].system.plan, e.environment.open(e.seed, 0, e.silos)
 
     def reports(changed):
+        """Return the reports of a silo whose reward is 1 in round `changed` only."""
         silo = server.DelayedSilo(plan, 1, SeededNoise(e.seed, 0))
         sent = []
         for t in range(1, HORIZON + 1):

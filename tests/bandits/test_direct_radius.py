@@ -50,6 +50,7 @@ FEW_RUNS = 16  # of each curve, for statements that hold in every run
 
 
 def system_of(curve: str, **changes: object) -> System:
+    """Return the system of a named curve, with some keys changed."""
     keys = {
         "batch_size": 5,
         "delta": 0.01,
@@ -76,6 +77,7 @@ class RunResult:
 
     @property
     def events(self) -> bool:
+        """Return whether all three events of the direct radius hold."""
         return self.noise and self.error and self.rewards
 
 
@@ -99,6 +101,7 @@ class ObservedRun:
         self.releases: list[tuple] = []
 
     def run(self) -> RunResult:
+        """Play all rounds, and return what holds in this run."""
         for silo in self.silos:
             self.note_sums(silo)
         for round in range(1, self.plan.horizon + 1):
@@ -118,9 +121,11 @@ class ObservedRun:
         return self.released[0] + gram, self.released[1] + u
 
     def note_sums(self, silo: Silo) -> None:
+        """Note a silo's raw sums, the data of the event about rewards."""
         self.used.append(self.raw(silo))
 
     def play(self, silo: Silo, round: int) -> None:
+        """Play one round of a silo, and note its features, model, error and radius."""
         features, means = self.environment.round(silo.index, round)
         chosen = silo.select(features)
         reward = self.environment.reward(silo.index, round, means[chosen])
@@ -135,6 +140,7 @@ class ObservedRun:
             self.note_sums(silo)
 
     def synchronise(self) -> None:
+        """Let all silos report and receive the broadcast, and note the release."""
         reports = [silo.report() for silo in self.silos]
         shuffled = self.plan.protocol.shuffled
         broadcast = self.server.combine(self.shuffler.shuffle(reports) if shuffled else reports)
@@ -163,6 +169,7 @@ class ObservedRun:
         return int((np.abs((x * error).sum(axis=-1)) > ROUNDING_FACTOR * width).sum())
 
     def rewards_hold(self) -> bool:
+        """Return whether the rewards of all noted sums stay within the radius for rewards."""
         gram, u = (np.array(part) for part in zip(*self.used, strict=True))
         radius, d = self.plan.radius, self.plan.dimension
         anchored = gram + radius.anchor * np.eye(d)
@@ -172,6 +179,7 @@ class ObservedRun:
         return bool((actual <= radius.scale**2 * (radius.base + grown)).all())
 
     def judge_releases(self, seen: RunResult) -> None:
+        """Record in `seen` whether noise, error and inflation hold at every release."""
         values, gram, u, w, inflation, indefinite = (
             np.array(part) for part in zip(*self.releases, strict=True)
         )
@@ -242,7 +250,7 @@ def test_events_hold_with_their_probability():
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_events_imply_the_inequality(results_by_curve, curve):
-    """Check this in every round and direction, since it is proven without probability."""
+    """Check every round and direction: the proof holds with certainty."""
     for result in results_by_curve[curve]:
         assert result.dominated
         if result.events:
@@ -292,6 +300,7 @@ def test_reward_scales_three_times_too_small_are_detected():
 
 
 def with_low_floor(system: System) -> System:
+    """Return the system with a floor far below the proven one, a planted fault."""
     radius = system.plan.radius
     radius = dataclasses.replace(radius, floor=1e-6 * radius.floor)
     return dataclasses.replace(system, plan=dataclasses.replace(system.plan, radius=radius))
@@ -314,6 +323,8 @@ def test_missing_second_bonus_is_detected():
     """Check gamma = 0: some run violates the inequality although the events hold."""
 
     class WithoutSecondBonus(ObservedRun):
+        """A planted fault: runs whose scores lack the second bonus."""
+
         def play(self, silo: Silo, round: int) -> None:
             silo._second_bonus = 0.0
             super().play(silo, round)

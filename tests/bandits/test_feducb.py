@@ -47,6 +47,7 @@ def epsilon_by_hand(mu: float, delta: float) -> float:
     """Solve Theorem 8 of Balle and Wang (2018) for epsilon."""
 
     def excess(e: float) -> float:
+        """Return delta at e of Gaussian DP with mu, minus the allowed delta."""
         spent = norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu)
         return float(spent) - delta
 

@@ -37,6 +37,7 @@ FULL_SIZE = {"T": 10**7, "M": 100, "d": 10}
 
 
 def trees(d: int, M: int, n: int, alpha: float, L: float = 1.0, gamma: int = 1) -> Trees:
+    """Return trees of d features, M silos and n releases."""
     return Trees(
         dimension=d, silos=M, releases=n, failure_probability=alpha, feature_bound=L, gamma=gamma
     )
@@ -45,6 +46,7 @@ def trees(d: int, M: int, n: int, alpha: float, L: float = 1.0, gamma: int = 1) 
 def sizes_of(
     T: int, M: int, d: int, rho_min: float, rho_max: float, L: float = 1.0, gamma: int = 1
 ) -> Sizes:
+    """Return the sizes of a problem."""
     return Sizes(
         horizon=T, silos=M, dimension=d, rho_min=rho_min, rho_max=rho_max, feature_bound=L,
         gamma=gamma,
@@ -52,6 +54,7 @@ def sizes_of(
 
 
 def check_equal(actual: float, expected: float, rel: float = 1e-12) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=rel), (actual, expected)
 
 
@@ -109,7 +112,7 @@ def test_levels_cover_all_nodes_of_a_leaf() -> None:
 
 @pytest.mark.parametrize("delta", [0.9, 0.1, 1e-3, 1e-9, 1e-300])
 def test_noise_of_algorithm_2_has_its_budget(delta: float) -> None:
-    """Check this by exact accounting, up to the epsilon of the docstring.
+    """Compare with exact accounting, up to the epsilon of the docstring.
 
     Every node has sensitivity L^2 + 1.
     """
@@ -250,7 +253,7 @@ def count_synchronisations(horizon: int, threshold: float, regularizer: float) -
 def test_proposition_1_holds_without_privacy(
     horizon: int, threshold: float, regularizer: float
 ) -> None:
-    """Check this even without the 2 and the 4, as the docstring says."""
+    """The bound holds even without the factors 2 and 4, as its docstring says."""
     sizes = sizes_of(horizon, 1, 1, regularizer, regularizer)
     count = count_synchronisations(horizon, threshold, regularizer)
     assert 0 < count <= (bounds.proposition_1_appendix(sizes, threshold) - 4.0) / 2.0
@@ -336,7 +339,7 @@ def test_theorem_2_with_a_given_threshold() -> None:
 
 
 def test_beta_bar_bounds_beta() -> None:
-    """Check this for regularizers anywhere between rho_min and rho_max."""
+    """Use regularizers anywhere between rho_min and rho_max."""
     rng = np.random.default_rng(20200712)
     for _ in range(40):
         x = rng.standard_normal((3 * 20, 4))

@@ -292,7 +292,7 @@ def test_results_of_long_chunks_do_not_depend_on_call_lengths():
     "name", ["three estimators", "further than needed", "every use, noisy", "never"]
 )
 def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints(name, at):
-    """Check this also before an estimator's first use and while messages are under way."""
+    """Stop also before an estimator's first use and while messages are under way."""
     e, dense = run_case(name)
     sparse = run_compiled(e, at=at)
     same(sparse, run_readable(e, at=at))
@@ -434,6 +434,7 @@ def run_peers(e: Experiment) -> PeerRun:
     run = PeerRun([], [], {}, np.zeros(e.horizon), np.zeros((e.silos, e.horizon), np.int32), [])
 
     def oracle_message(message: Message, t: int) -> oracle.Message:
+        """Return a message as the oracle's, and note it."""
         if isinstance(message, Request):
             run.requests.append((t, message.silo, message.estimator))
             envelope: oracle.Message = oracle.Request(
@@ -538,6 +539,7 @@ def node_noise(e: Experiment) -> Callable[[int, int, int], np.ndarray]:
     std = plan.parts[0].plan.noise_std
 
     def noise(i: int, g: int, n: int) -> np.ndarray:
+        """Return the noise matrix of node n of estimator g at silo i."""
         z = source.node(i, (n - 1) * plan.gamma + g + 1, d)
         matrix = np.zeros((d + 1, d + 1))
         matrix[:d, :d] = symmetric_matrix(z[d:], std.off_diagonal, std.diagonal)
@@ -559,6 +561,7 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
     alpha = 2.0 * np.exp(-plan.parts[0].plan.radius.base / 2.0)
 
     def radius(t: int, i: int, v: np.ndarray) -> float:
+        """Return the radius of silo i in round t for its matrix v."""
         return keys["radius_multiplier"] * oracle.beta(
             v, sigma=0.5, alpha=alpha, norm=1.0, M=clique_size[i],
             rho_min=law.rho_min, rho_max=law.rho_max, kappa=law.kappa,
@@ -758,6 +761,7 @@ def test_replay_detects_counts_of_all_silos_in_place_of_the_clique(name):
     assert replay_disagrees(e, outcome, count="silos")
 
     def start(part: Part, plan: PeerPlan) -> dict[str, Any]:
+        """Return the regularizer for the number of all silos, a planted fault."""
         r, ratio = part.plan.regularizer, plan.silos / len(part.clique)
         return {"regularizer": np.array([ratio * r[0], r[1]])}
 
@@ -800,6 +804,8 @@ def test_no_two_draws_share_a_key():
     key."""
 
     class RecordingNoise(SeededNoise):
+        """Seeded noise that records which draws were made."""
+
         def __init__(self, seed: int) -> None:
             super().__init__(seed)
             self.drawn: list[tuple[int, int]] = []
@@ -966,6 +972,7 @@ def test_fixed_schedule_on_the_complete_graph_equals_the_centralised_schedule(ca
     ids=["open", "eager", "noisy", "quiet", "direct"],
 )
 def test_trigger_on_the_complete_graph_acts_one_round_after_the_centralised_trigger(case):
+    """Compare with a server whose trigger has a delay of one round."""
     e = experiment(**case, graph="complete", gamma=1)
     (part,) = plan_of(e).parts
     plan = centralised_plan(e)
@@ -1305,6 +1312,7 @@ class CountingNetwork(Network[Message]):
     byte_count = 0
 
     def _forward(self, flight, silos):
+        """Forward a message, and count the bytes on all links."""
         type(self).byte_count += sum(
             flight.message.nbytes * len(self.graph.neighbours[i]) for i in silos
         )

@@ -236,6 +236,7 @@ class FailsInRoundThree(SeededNoise):
     failed = False
 
     def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+        """Draw the noise of the trigger; fail once, in round 3."""
         if round == 3 and not self.failed:
             self.failed = True
             raise OSError("no entropy")
@@ -353,6 +354,7 @@ def test_an_interrupted_adaptive_run_continues_with_the_same_results(tmp_path):
     e, reported = experiment_from_spec(spec()), []
 
     def stop(agent_rounds: int) -> None:
+        """Note the progress, and interrupt the run in its second replicate."""
         reported.append(agent_rounds)
         # Stop in the second replicate, between two calls of the compiled driver.
         if sum(reported) > 3 * 60 + 3 * 16:

@@ -171,6 +171,7 @@ UNEVEN_KEYS: dict[str, dict[str, Any]] = {
 
 
 def uneven_experiment(name: str) -> Experiment:
+    """Return an experiment of four silos whose last batch is shorter."""
     return experiment(uneven_environment(), silos=4, horizon=34, **UNEVEN_KEYS[name])
 
 
@@ -218,6 +219,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
     values, observe = [], Clock.observe
 
     def record_value(clock: Clock, x: np.ndarray, round: int) -> bool:
+        """Observe as before, and note the value that is compared."""
         requests = observe(clock, x, round)
         values.append(clock.value)
         return requests
@@ -435,6 +437,7 @@ def node_noise(plan: Plan, seed: int):
     source, d, std = SeededNoise(seed, 0), plan.dimension, plan.noise_std
 
     def noise(silo: int, node: int) -> np.ndarray:
+        """Return the noise matrix of a node at a silo."""
         z = source.node(silo, node, d)
         matrix = np.zeros((d + 1, d + 1))
         matrix[:d, :d] = symmetric_matrix(z[d:], std.off_diagonal, std.diagonal)
@@ -455,10 +458,12 @@ def replay_run(e: Experiment, outcome: Outcome, **changes: Any):
     current_round, first_round_of_span = [0], {}
 
     def contexts(t: int, i: int) -> np.ndarray:
+        """Return the actions of silo i in round t, and note the round."""
         current_round[0] = t
         return environment.round(i, t)[0].astype(float)
 
     def local_noise(i: int, k: int, node: int) -> np.ndarray:
+        """Return the noise of a node in the trigger's tree, k-th span."""
         # The replay first queries the tree of a span in the span's first round.
         first_round_of_span.setdefault(k, current_round[0] - 1)
         return symmetric_matrix(
@@ -466,6 +471,7 @@ def replay_run(e: Experiment, outcome: Outcome, **changes: Any):
         )
 
     def radius(t: int, i: int, v: np.ndarray) -> float:
+        """Return the radius for the matrix v."""
         growth = np.linalg.slogdet(v)[1] - d * np.log(plan_radius.anchor)
         assert (plan_radius.offset == plan_radius.offset[0]).all() and not plan_radius.direct
         return plan_radius.multiplier * (
@@ -649,6 +655,7 @@ def test_an_indefinite_noisy_matrix_never_fires_the_trigger(monkeypatch):
     original = Clock.observe
 
     def record(self, *arguments):
+        """Ask the trigger, and note whether its matrix is indefinite."""
         fired = original(self, *arguments)
         is_indefinite.append(self.value == -np.inf)
         return fired
@@ -717,6 +724,7 @@ def test_replay_detects_state_that_is_not_reset(name, attribute, monkeypatch):
     original = Clock.restart
 
     def restart(self, w, total, ridge):
+        """Restart all but one attribute, a planted fault."""
         first = not hasattr(self, "_rounds")
         old_value = None if first else np.copy(getattr(self, attribute))
         original(self, w, total, ridge)

@@ -371,6 +371,7 @@ class FailingNoise(SeededNoise):
     fails = True
 
     def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+        """Draw the noise of a node, or fail if the test wants that."""
         if self.fails:
             raise OSError("no entropy")
         return super().node(silo, node, dimension)

@@ -21,6 +21,7 @@ BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 
 
 def make_system(**keys):
+    """Return a system of feducb with these keys."""
     return fastfed.make_system("feducb", **{**SIZES, **BUDGET, **keys})
 
 
@@ -53,6 +54,7 @@ def epsilon_of(mu, delta):
     """Solve Theorem 8 of Balle and Wang (2018) for epsilon."""
 
     def excess_delta(epsilon):
+        """Return delta at epsilon of Gaussian DP with mu, minus the allowed delta."""
         first_term = stats.norm.cdf(-epsilon / mu + mu / 2)
         return first_term - math.exp(epsilon) * stats.norm.cdf(-epsilon / mu - mu / 2) - delta
 
@@ -100,7 +102,7 @@ def test_plans_with_a_wrong_number_of_silos_per_user_are_refused():
 
 
 def test_plans_whose_server_adds_the_noise_refuse_returning_users():
-    """Check this, since one noise hides the sum of a person's records at all silos."""
+    """The reason: one noise hides the sum of a person's records at all silos."""
     sizes = {key: value for key, value in SIZES.items() if key != "schedule"}
     plan = fastfed.make_system("private-fedlinucb", **sizes, **BUDGET, protocol="central").plan
     guarantee = msgspec.structs.replace(plan.privacy, silos_met=2)

@@ -115,7 +115,7 @@ def test_quantile_is_monotone_and_at_most_the_closed_bound(d):
 
 @pytest.mark.parametrize("probability", [0.1, 1e-5, 1e-20, 1e-50])
 def test_quantile_grows_with_the_dimension(probability):
-    """Check this, since a matrix contains its corners.
+    """The reason: a matrix contains its corners.
 
     At d = 500 the tail at 10^-50 lies where phi_0 is below 10^-308.
     """

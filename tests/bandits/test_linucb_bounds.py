@@ -67,10 +67,12 @@ ALPHAS = (1.0, 1e-3)
 
 
 def batch_sizes(horizon: int) -> list[int]:
+    """Return the smallest batch, that of the root of the horizon, and the largest."""
     return sorted({1, math.ceil(math.sqrt(horizon)), horizon})
 
 
 def check_equal(actual: float, expected: float) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=1e-12), (actual, expected)
 
 
@@ -274,7 +276,7 @@ def ratio_of_terms(bound: Bound, T: int, d: int, B: int, epsilon: float, delta: 
 
 @pytest.mark.parametrize(("epsilon", "delta", "d"), [(0.1, 0.1, 5), (2.0, 1e-5, 20)])
 def test_batch_rules_make_both_terms_equal(epsilon: float, delta: float, d: int) -> None:
-    """Check this, except for what the rules round up in logarithms.
+    """The terms are equal except for what the rules round up in logarithms.
 
     T is large, so that rounding up the batch size changes little.
     """

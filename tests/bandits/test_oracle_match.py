@@ -21,6 +21,7 @@ def oracle_noise(plan, seed):
     d, std = plan.dimension, plan.noise_std
 
     def noise(silo, node):
+        """Return the noise (bias, covariance) of a node at a silo."""
         z = source.node(silo, node, d)
         covariance = np.zeros((d, d))
         covariance[np.tril_indices(d)] = z[d:] * std.off_diagonal
@@ -40,6 +41,7 @@ def oracle_bits(plan, seed):
         return (k & -k).bit_length() - 1
 
     def uniforms(silo, t, k):
+        """Return the uniforms that round the point of round t for node k."""
         # One word for each entry and each node that contains the point, lowest node first.
         leaf = (t - 1) // plan.batch_size + 1
         nodes = [r for r in range(1, plan.releases + 1) if r - (r & -r) < leaf <= r]
@@ -47,6 +49,7 @@ def oracle_bits(plan, seed):
         return words[nodes.index(k)] * 2.0**-32
 
     def centred_noise(silo, k):
+        """Return the centred binomial noise of node k."""
         trials = plan.points(level_of(k)) * encoding.noise_bits[level_of(k)]
         return source.binomials(silo, k, size, trials)
 
@@ -65,6 +68,7 @@ def debiased_bits(plan, seed, rewards):
     source, q = SeededNoise(seed, 0), plan.flips / 2**53
 
     def debiased(silo, t, reward):
+        """Return the debiased bit of a user's reward."""
         uniforms = (source.random_u32(silo, t, 4).view(np.uint64) >> np.uint64(11)) / 2.0**53
         return user_bit.debiased(user_bit.bit(reward, *uniforms, q), q)
 
@@ -74,6 +78,8 @@ def debiased_bits(plan, seed, rewards):
 
 
 def oracle_replay(experiment, outcome, change=lambda direct: direct):
+    """Replay a recorded run by the paper's pseudocode, on the same draws; `change` may alter the
+    direct radius."""
     plan = experiment.curves[0].system.plan
     environment = experiment.environment.open(experiment.seed, 0, experiment.silos)
     noise = oracle_noise(plan, experiment.seed)
@@ -94,6 +100,7 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
     plan_radius = plan.radius
 
     def radius(t, k):
+        """Return the radius in round t after k releases."""
         rows = plan.silos if plan.batch_size else 1
         counted = k * plan.batch_size if plan.lazy else t
         log_argument = 1.0 + rows * counted / (plan.dimension * plan_radius.log_lambda[k])
@@ -134,6 +141,7 @@ def oracle_replay(experiment, outcome, change=lambda direct: direct):
 
 
 def check_against_oracle(environment, sizes, **changes):
+    """Run a curve and replay it; check that regret, choices and totals agree."""
     # The papers' algorithms choose the largest bound.
     changes = {"sieve": 1.0, **changes}
     table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **changes)

@@ -24,6 +24,7 @@ CLIP = (1.0, -1.0, 1.0)
 
 
 def keyed_rng(*key: int) -> np.random.Generator:
+    """Return the generator of a key."""
     return np.random.default_rng([2024, *key])
 
 
@@ -35,6 +36,7 @@ def contexts(t: int, i: int = 0) -> np.ndarray:
 
 
 def means(t: int, i: int = 0) -> np.ndarray:
+    """Return the expected rewards of the actions of silo i in round t."""
     return contexts(t, i) @ np.arange(1.0, D + 1)
 
 
@@ -46,6 +48,7 @@ ONE_SILO: dict[str, Any] = GAME | {"actions": ACTIONS[0], "rewards": REWARDS[0]}
 
 
 def width(t: int, k: int) -> float:
+    """Return a radius that depends on the round t and the release k."""
     return 0.5 + 0.05 * t + 0.2 * k
 
 
@@ -63,6 +66,7 @@ def bias_and_covariance(z: np.ndarray) -> Pair:
 
 @cache
 def point(t: int, i: int) -> tuple[np.ndarray, float]:
+    """Return the clipped data point (x, y) of silo i in round t."""
     x, y = contexts(t, i)[ACTIONS[i, t - 1]], REWARDS[i, t - 1]
     return x / max(1.0, float(np.linalg.norm(x))), float(np.clip(y, -1, 1))
 
@@ -141,6 +145,7 @@ def check_replay(
 
 
 def zhou_replay(protocol: str, **changes: Any) -> zhou.Replay:
+    """Replay the recorded choices by the oracle, with these arguments changed."""
     arguments: dict[str, Any] = {"lazy": False, "batch_size": B, "protocol": protocol, "gamma": 0.4}
     arguments |= {
         "noise": lambda i, k: bias_and_covariance(noise(i, k)),
@@ -167,6 +172,7 @@ def test_zhou_replays_equal_the_second_player(
     protocol: str, release: str, noise_silos: Any, lazy: bool
 ) -> None:
     def total(k: int) -> np.ndarray:
+        """Return the released total after k batches."""
         if release == "tree":
             noises = [noise(i, node) for i in noise_silos for node in dubey.tree_nodes(k)]
         else:
@@ -206,6 +212,7 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
         return np.sum(noise_bits(i, k) - encoding_of_node[k][1] / 4, axis=0)
 
     def node_matrix(k: int) -> np.ndarray:
+        """Return the released sum of node k as a matrix."""
         (g, b), rounds = encoding_of_node[k], rounds_of[k]
         points = np.array([packed_point(t, i) for i in range(M) for t in rounds])
         uniforms = np.array([keyed_rng(8, i, t, k).random(9) for i in range(M) for t in rounds])
@@ -256,10 +263,12 @@ def test_zhou_errors_name_the_bad_argument(
 
 
 def complete_graph(size: int) -> np.ndarray:
+    """Return the adjacency matrix of a graph in which all are neighbours."""
     return np.ones((size, size), dtype=int) - np.eye(size, dtype=int)
 
 
 def line_graph(size: int) -> np.ndarray:
+    """Return the adjacency matrix of a path."""
     return np.eye(size, k=1, dtype=int) + np.eye(size, k=-1, dtype=int)
 
 
@@ -271,6 +280,7 @@ def test_dubey_replays_with_fixed_batches_equal_the_second_player(lazy: bool, no
     arguments |= {"schedule": "fixed", "radius": lambda t, i, V: width(t, (t - 1) // B)}
 
     def total(k: int) -> np.ndarray:
+        """Return the released total after k batches."""
         noises = [noise(i, n) for i in range(M) for n in dubey.tree_nodes(k)] if noisy else []
         return sum(noises, sum_of_points(M, range(1, k * B + 1))) + 48.0 * np.diag([1, 1, 1, 0])
 
@@ -310,6 +320,7 @@ def one_dimensional(
 
 
 def first_round(holds: Callable[[int], bool]) -> int:
+    """Return the first number from 1 on for which a condition holds."""
     return next(n for n in range(1, 200) if holds(n))
 
 
@@ -343,6 +354,7 @@ def test_dubey_private_determinant_tests_the_noisy_batch() -> None:
     drawn_nodes: list[tuple[int, int]] = []
 
     def local_noise(i: int, k: int, n: int) -> np.ndarray:
+        """Return constant noise, and note the node."""
         drawn_nodes.append((k, n))
         return np.full((1, 1), 1.5)
 
@@ -421,6 +433,7 @@ def test_dubey_requests_send_the_calculated_bytes() -> None:
 
 
 def users_of_batch(m: int) -> range:
+    """Return the rounds of batch m."""
     return range((m - 1) * B + 1, m * B + 1)
 
 
@@ -479,6 +492,7 @@ def test_chowdhury_vector_sums_equal_sums_of_single_bits(noise_source: str) -> N
         ]
 
     def total(m: int) -> np.ndarray:
+        """Return the released total after m batches."""
         batches = []
         for batch in range(1, m + 1):
             points = np.array([packed_point(t, 0) for t in users_of_batch(batch)])
@@ -496,6 +510,7 @@ def test_chowdhury_vector_sums_equal_sums_of_single_bits(noise_source: str) -> N
 
 
 def mechanism(d: int) -> huang.Mechanism:
+    """Return the private mean of the oracle, with draws of fixed keys."""
     size = huang.padded(d)
     return huang.Mechanism(
         epsilon_coordinate=0.8,

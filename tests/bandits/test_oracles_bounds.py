@@ -176,6 +176,7 @@ def test_direct_radius_in_one_dimension(lazy: bool) -> None:
     lambdas, totals = [3.0, 2.0, 0.0, 3.0, 0.0, 0.0], [0.0, 2.25, 4.25, 1.75, 8.25]
 
     def bonus(t: int, k: int) -> float:
+        """Return the bonus in round t after k releases, by hand."""
         V = lambdas[k] + totals[k] + (0 if lazy else (t - 1) % 2)
         least = max(4.0, (lambdas[k] + totals[k]) / (1.0 + 1e-9))
         f = 1.0 if k == 0 else 1.0 + (8.0 - lambdas[k]) / least

@@ -84,6 +84,7 @@ def one_phase(p: int, b: int) -> Callable[[int], tuple[int, int]]:
 
 @pytest.mark.parametrize("central", [False, True])
 def test_phases_vertices_and_leaves(central: bool) -> None:
+    """Compute every vertex and leaf of a run again from its definition."""
     m, d, T = 3, 4, 300
     losses = Squared(keyed_rng(1).uniform(-1, 1, (m, T, d)), keyed_rng(2).uniform(-1, 1, (m, T)))
 

@@ -60,6 +60,7 @@ def test_optimal_factor_has_the_smallest_error() -> None:
     np.testing.assert_allclose(np.linalg.norm(c, axis=0), 1.0, rtol=1e-6)
 
     def cost(factor: np.ndarray) -> float:
+        """Return the weighted error of the releases with an encoder, scaled to sensitivity 1."""
         unit = factor / np.linalg.norm(factor, axis=0).max()
         return float(weights @ ((prefix @ np.linalg.inv(unit)) ** 2).sum(axis=1))
 
@@ -219,6 +220,7 @@ def test_evidence_equals_the_density_of_the_silos_rewards() -> None:
     g, u = x.T @ x / scale**2, x.T @ y / scale**2
 
     def density(p: np.ndarray, q: np.ndarray) -> float:
+        """Return the log density of the rewards under the prior (p, q)."""
         prior = np.linalg.inv(p)
         distribution = stats.multivariate_normal(
             x @ prior @ q, scale**2 * np.eye(n) + x @ prior @ x.T
@@ -269,12 +271,14 @@ def run_with_fixed_draws(
     noises = rng.standard_normal((n, count, own_setting.dimension + own_setting.dimension**2))
 
     def contexts(t: int) -> np.ndarray:
+        """Return the contexts of round t; one silo may have changed ones."""
         z = keyed_rng(9, t).standard_normal((n, own_setting.actions, own_setting.dimension - 1))
         if changed and changed[1] == t:
             z[changed[0]] = keyed_rng(10).standard_normal(z.shape[1:])
         return (z / np.linalg.norm(z, axis=2, keepdims=True)).astype(np.float32)
 
     def uniforms(t: int) -> np.ndarray:
+        """Return the uniforms that draw the rewards of round t."""
         u = keyed_rng(11, t).random(n)
         if changed and changed[1] == t:
             u[changed[0]] = 1.0 - u[changed[0]]
@@ -356,6 +360,7 @@ def test_regret_allowance_bounds_the_cost_of_a_wrong_belief(
     thetas = np.tile([[1.0, 0.0]], (silos, 1))
 
     def wrong_information(a: np.ndarray, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """Return strong information that theta points the opposite way."""
         opposite = np.append(-thetas, np.ones((silos, 1)), axis=1) / math.sqrt(2.0)
         return np.broadcast_to(1e6 * np.eye(d), a.shape), 1e6 * opposite
 
@@ -367,6 +372,7 @@ def test_regret_allowance_bounds_the_cost_of_a_wrong_belief(
     noises = rng.standard_normal((silos, 1, d + d * d))
 
     def regret(local_rule: str) -> float:
+        """Return the largest regret of a silo in its local rounds."""
         run = oracle.simulate(
             replace(setting, own=local_rule),
             release,

@@ -49,6 +49,7 @@ def test_sensitivities_are_attained(layout: str) -> None:
     below, on = {"iid": (1, 1), "goe1": (2, 1), "goe2": (1, 0.5)}[layout]
 
     def change(x: np.ndarray, y: float, z: np.ndarray, w: float) -> float:
+        """Return the squared change of the weighted statistic from (x, y) to (z, w)."""
         dS = np.outer(x, x) - np.outer(z, z)
         matrix = below * np.sum(np.tril(dS, -1) ** 2) + on * np.sum(np.diag(dS) ** 2)
         return float(np.sum((x * y - z * w) ** 2) + matrix)
@@ -136,8 +137,10 @@ def test_tree_by_hand() -> None:
     for n in (1, 2, 9, 32):
         prefixes = [dubey.tree_nodes(k) for k in range(1, n + 1)]
         used = {node for prefix in prefixes for node in prefix}
-        over = [sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)]
-        assert dubey.charged_nodes(n) == max(over)
+        counts = [
+            sum(leaf in dubey.leaves_under(node) for node in used) for leaf in range(1, n + 1)
+        ]
+        assert dubey.charged_nodes(n) == max(counts)
         assert dubey.prefix_nodes(n) == max(map(len, prefixes))
         assert dubey.levels(n) == 1 + int(np.ceil(np.log2(n)))
 

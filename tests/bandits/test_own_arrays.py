@@ -22,6 +22,7 @@ RELEASES = (
 
 
 def make_plan(**keys):
+    """Return a plan with these keys changed."""
     sizes = {"silos": 3, "horizon": 40, "dimension": 3, "batch_size": 5}
     budget = {"epsilon": 1.0, "delta": 1e-6, "protocol": "central"}
     return fastfed.make_system("private-fedlinucb", **(sizes | budget | keys)).plan
@@ -77,7 +78,7 @@ def test_plans_copy_the_arrays_that_they_are_made_of():
 
 
 def test_coefficients_of_a_silo_cannot_be_changed():
-    """Check this, since such a change once made a deployed silo release sums without noise."""
+    """A changed array once made a deployed silo release sums without noise."""
     plan = make_plan(release="toeplitz", protocol="silo-ldp")
     silo = Silo(plan, 0, SystemNoise())
     with pytest.raises(ValueError, match="read-only"):

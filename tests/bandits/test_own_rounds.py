@@ -264,6 +264,7 @@ class RecordedCoins(SeededNoise):
         self.tossed = {}
 
     def participation(self, silo, round):
+        """Toss the coin of a round, which must not have been tossed before."""
         assert (silo, round) not in self.tossed
         self.tossed[silo, round] = super().participation(silo, round)
         return self.tossed[silo, round]
@@ -691,6 +692,7 @@ def test_coins_have_separate_noise_keys():
 
 
 def test_regret_bound_of_min_of_bounds_is_proven_for_equal_silos():
+    """Compare the bound with that of a short federation plus the regret of local rounds."""
     homogeneous = Rotated(D, K, 0.0)
     for protocol, keys in (("silo-ldp", {}), ("none", {}), ("central", {"fraction": 0.5})):
         share = {**MIN_OF_BOUNDS, **keys}

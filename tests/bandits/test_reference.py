@@ -19,6 +19,7 @@ from reference_agent import BitSums, NoisySums, PlainSums, TreeSums, linucb_fixe
 
 
 def small_sphere(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a small run on the sphere."""
     arguments: dict[str, Any] = {
         "silos": 3,
         "horizon": 60,
@@ -33,6 +34,7 @@ def small_sphere(**changes: Any) -> dict[str, Any]:
 
 
 def small_vector(**changes: Any) -> dict[str, Any]:
+    """Return the arguments of a small run with shuffled bits."""
     arguments = small_sphere(epsilon=1.0, delta=0.1, **changes)
     del arguments["noise_std"]
     return arguments
@@ -62,6 +64,7 @@ def small_pool(**changes: Any) -> dict[str, Any]:
 
 
 def check_regret(result: reference.Result, horizon: int) -> None:
+    """Check the shape and the order of the regret and of the times."""
     regret = result["group_regret"]
     assert regret.shape == (horizon,)
     assert np.isfinite(regret).all()
@@ -165,6 +168,7 @@ def test_noise_too_large_for_the_regularizer_raises_an_error() -> None:
 
 
 def make_vector_tree(points_per_batch: int, d: int, levels: int = 1, **changes: Any) -> Any:
+    """Return a tree of sums of bits."""
     arguments: dict[str, Any] = {
         "epsilon": 1.0,
         "delta": 0.1,
@@ -244,6 +248,7 @@ def test_vector_nodes_contain_the_points_of_their_batches() -> None:
     counts: list[int] = []
 
     def exact_sum(points: list[np.ndarray]) -> np.ndarray:
+        """Add points without noise, and note their number."""
         counts.append(len(points))
         return np.sum(points, axis=0)
 
@@ -270,6 +275,7 @@ def test_number_of_encodings_in_a_run(
     encode = reference._VectorTree.encode
 
     def counted(*arguments: Any) -> np.ndarray:
+        """Encode, and note the call."""
         calls.append(arguments)
         return encode(*arguments)
 
@@ -292,6 +298,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     rounds = [0] * silos
 
     def draw(silo: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the actions and means of the next round of a silo."""
         rounds[silo] += 1
         return tables[rounds[silo] - 1, silo], means[silo]
 
@@ -312,6 +319,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         vector_sum = tree.vector_sum
 
         def recording_sum(points: list[np.ndarray]) -> np.ndarray:
+            """Add points with noise, and note the noise for the oracle."""
             noisy: np.ndarray = vector_sum(points)
             noise = noisy - np.sum(points, axis=0)
             square = np.zeros((d, d))
@@ -341,6 +349,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
     assert len(np.unique(actions_of_silos)) > 10
 
     def radius(t: int, k: int) -> float:
+        """Return the radius in round t."""
         growth = d * np.log(1 + t * silos / (d * regularizer)) + np.log(1 / alpha)
         return multiplier * float(np.sqrt(regularizer) * np.sqrt(d) + 0.5 * np.sqrt(growth))
 
@@ -379,6 +388,7 @@ def make_fixed_set(actions: int, d: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def make_agent_sums(system: str, d: int, releases: int, mechanism: np.random.Generator) -> Any:
+    """Return the sums that an agent of this system keeps."""
     if system == "linucb":
         return PlainSums(d)
     if system == "linucb-jdp":
@@ -392,6 +402,7 @@ def make_agent_noise(system: str, d: int, T: int, B: int, mechanism: np.random.G
     """Return the same draws again, in the form that the oracle needs."""
 
     def gaussian(count: int) -> list[Noise]:
+        """Return `count` pairs of noise (bias, symmetric covariance)."""
         pairs = []
         for _ in range(count):
             square = mechanism.normal(0.0, 0.8, size=(d, d))

@@ -95,6 +95,7 @@ def cached_experiment(environment: Any, key_items: tuple[tuple[str, Any], ...]) 
 
 
 def plan_of(e: Experiment) -> PhasePlan:
+    """Return the plan in phases of the only curve."""
     plan = e.curves[0].system.plan
     assert isinstance(plan, PhasePlan)
     return plan
@@ -390,11 +391,13 @@ def replay(e: Experiment, outcome: Any, **changes: Any) -> oracle.Replay:
     assert set(plan.local.regularizer) == {1.0} and plan.local.rows_per_round == 1
 
     def radius(t: int, i: int, v: np.ndarray) -> float:
+        """Return the radius in round t."""
         growth = 1.0 + t / (plan.dimension * r.log_lambda[0])
         width = r.scale * np.sqrt(r.base + plan.dimension * np.log(growth))
         return r.multiplier * (r.offset[0] + width)
 
     def contexts(t: int, i: int) -> np.ndarray:
+        """Return the actions of silo i in round t, clipped."""
         x = environment.round(i, t)[0].astype(float)
         # Rounding to float32 can raise a norm slightly above 1.
         return x if clip is None else x / np.maximum(1.0, np.linalg.norm(x, axis=1))[:, None]
@@ -480,7 +483,7 @@ def test_replay_detects_planted_faults():
 
 
 def test_estimates_are_least_squares_of_the_smallest_norm():
-    """Check this for every rank from 0 to d."""
+    """Use statistics of every rank from 0 to d."""
     rng = np.random.default_rng(20)
     for d in (1, 2, 3, 6):
         statistics, expected = [], []
@@ -632,6 +635,7 @@ def test_deployed_certificate_has_no_caveats_about_simulation():
 
 
 def test_a_client_refuses_steps_out_of_order():
+    """Call every method at every wrong moment of the first phases."""
     clients = [fastfed.parties.Client(deployed_system().plan, i) for i in range(2)]
     client = clients[0]
     with pytest.raises(InputError, match="silo 0 has no estimate due after round 0"):
@@ -827,6 +831,7 @@ class FailsOnce(SeededNoise):
         self.requested: set[tuple[int, int]] = set()
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Draw uniform numbers; fail at the first request of each purpose and release."""
         if (purpose, release) not in self.requested:
             self.requested.add((purpose, release))
             raise OSError("no entropy")

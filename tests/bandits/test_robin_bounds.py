@@ -64,10 +64,12 @@ LOWER_BOUNDS: dict[str, tuple[Callable[..., float], Callable[..., float]]] = {
 
 
 def check_equal(actual: float, expected: float) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=1e-12), (actual, expected)
 
 
 def problem(T: int, M: int, d: int) -> ProblemSpec:
+    """Return a problem of T rounds, M silos and d features."""
     return ProblemSpec(silos=M, horizon=T, dimension=d)
 
 
@@ -266,7 +268,7 @@ def test_lower_bounds_beyond_epsilon_ln_2_are_those_without_privacy() -> None:
 
 @pytest.mark.parametrize("dimension", [2, 8])
 def test_bounds_have_the_order_of_the_summed_errors(dimension: int) -> None:
-    """Check this for the regret that the proofs sum, on instances whose margin is known."""
+    """Sum the regret as the proofs do, on instances whose margin is known."""
     T, d = 10**5, dimension
     t = np.arange(1, T + 1)
     for r, M, scaled_epsilon in product((1 / math.sqrt(d), 0.1), (2, 50, 1000), (1e-3, 0.1, 0.69)):
@@ -285,7 +287,7 @@ def test_bounds_have_the_order_of_the_summed_errors(dimension: int) -> None:
 
 
 def test_theorem_4_2_as_printed_exceeds_the_largest_possible_regret() -> None:
-    """Check this, since no gap of the instance exceeds r.
+    """The reason: no gap of the instance exceeds r.
 
     The first term also exceeds it for a budget near 0.
     """

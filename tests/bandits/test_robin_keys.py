@@ -357,7 +357,7 @@ def test_only_simulations_have_a_caveat_about_simulation():
 
 
 def test_caveats_about_float64_name_no_gaussian_noise():
-    """Check this since robin draws Laplace noise and a private range."""
+    """The reason: robin draws Laplace noise and a private range."""
     caveats = certificate().caveats
     assert any("float64" in caveat for caveat in caveats)
     assert not any("Gaussian" in caveat for caveat in caveats)

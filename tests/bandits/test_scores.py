@@ -100,10 +100,10 @@ def reads_old_scores(state, key, round, actions, dimension, x, w, theta, beta, g
 def _memory(typing, number):
     pointer = numba.types.CPointer(numba.types.float64)
 
-    def made(context, builder, signature, given):
+    def generate(context, builder, signature, given):
         return builder.inttoptr(given[0], context.get_value_type(pointer))
 
-    return pointer(numba.types.int64), made
+    return pointer(numba.types.int64), generate
 
 
 GLOBAL_STATE = np.zeros(2)
@@ -382,7 +382,7 @@ def test_a_score_keeps_no_state_between_calls(score, driver):
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
 def test_every_call_receives_the_initial_state(size):
-    """Check this in both drivers and with threads; the caller's array must not change."""
+    """Use both drivers and threads; the caller's array must not change."""
 
     @numba.cfunc(SIGNATURE)
     def counts(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
@@ -478,6 +478,7 @@ def test_an_algorithm_that_sets_a_score_has_no_regret_bound():
     fedlinucb = ALGORITHMS["fedlinucb"]
 
     def build(config, problem):
+        """Build fedlinucb with a score."""
         system = fedlinucb.build(config, problem)
         return replace(system, plan=replace(system.plan, score=Score(greedy)))
 
@@ -546,6 +547,7 @@ class TestKeyed:
 
     @staticmethod
     def mixed(z):
+        """Return the output of the finaliser of splitmix64 for z."""
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)
@@ -565,7 +567,7 @@ class TestKeyed:
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
 
         @numba.njit
-        def many(n, along):
+        def draws_along(n, along):
             u, z = np.empty(n), np.empty(n)
             for i in range(n):
                 key = counter_rng.key_of(3, 0, 0 if along else i, 1)
@@ -576,7 +578,7 @@ class TestKeyed:
             return u, z
 
         for along in (True, False):
-            u, z = many(100_000, along)
+            u, z = draws_along(100_000, along)
             assert stats.kstest(u, "uniform").pvalue > 1e-4
             assert stats.kstest(z, "norm").pvalue > 1e-4
             assert abs(np.corrcoef(z[1:], z[:-1])[0, 1]) < 0.0125

@@ -54,7 +54,7 @@ def lower(d: int, seed: int, spread: float) -> np.ndarray:
 @pytest.mark.parametrize("d", [1, 2, 3, 10, 31])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
 def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: float) -> None:
-    """Check that it is larger by at most d^(1/8), and bounds the bonus of every unit row."""
+    """The norm is at most d^(1/8) times the eigenvalue, and bounds every bonus of unit rows."""
     for seed in range(5):
         w = lower(d, seed, spread)
         inverse = w.T @ w
@@ -257,6 +257,7 @@ CURVES: dict[str, dict[str, Any]] = {
 
 
 def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
+    """Return an experiment with one curve on the sphere."""
     alone = curve["algorithm"].startswith("linucb")
     return make_experiment(
         name="sieve", environment=Sphere(4, 15, intercept=2.0), curves=[{"label": "a", **curve}],
@@ -276,6 +277,7 @@ def test_both_drivers_play_the_same(name: str) -> None:
         assert_same_bits(fast, readable)
 
     def played(**changes: Any) -> np.ndarray:
+        """Return the actions of a run with changes of the plan."""
         opened_environment = e.environment.open(e.seed, 0, e.silos)
         (actual,) = compiled.run(
             opened_environment, [replace(plan, **changes)], e.checkpoints, record=True
@@ -398,6 +400,7 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
 
 
 def system_of(algorithm: str = "fedlinucb", **keys: Any) -> Any:
+    """Return a system for given sizes; `keys` may contain silos, horizon and dimension."""
     sizes = {k: keys.pop(k, v) for k, v in {"silos": 2, "horizon": 500, "dimension": 2}.items()}
     if algorithm == "private-fedlinucb":
         keys = {"epsilon": 50.0, "delta": 1e-2, **keys}
@@ -456,6 +459,7 @@ def equal_batches(plan: Plan, full: np.ndarray) -> float:
     seen = rows * (starts // batch) / d
 
     def beta(f: float) -> np.ndarray:
+        """Return the radius for a matrix that is inflated by f."""
         width: np.ndarray = radius.scale * np.sqrt(
             f * (radius.base + d * np.log(f * (2.0 * n + c + seen) / c))
         )
@@ -737,6 +741,7 @@ def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> No
     """Use an error bound so small that the events of the proof rarely hold."""
 
     def fault(plan: Plan) -> Plan:
+        """Return the plan with 0.3 times its error bound."""
         small = replace(plan.radius, error_bound=0.3 * plan.radius.error_bound)
         return replace(plan, radius=small)
 
@@ -785,6 +790,7 @@ DEFAULTS: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
 
 
 def made_of(algorithm: str, keys: dict[str, Any], **sizes: Any) -> Any:
+    """Return a system of an algorithm, with a budget if it is private."""
     private = algorithm.startswith(("private", "feducb")) or algorithm.startswith("linucb-")
     budget = {"epsilon": 1.0, "delta": 1e-3} if private else {}
     silos = 1 if algorithm.startswith("linucb") else 4
@@ -836,24 +842,26 @@ def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
 ) -> None:
     """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
 
-    def made(**further: Any) -> Any:
+    def system_of(**further: Any) -> Any:
+        """Return the system with further keys."""
         keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
         return made_of("private-fedlinucb", keys_of_curve, **sizes)
 
-    noise = made(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
+    noise = system_of(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
     std = math.hypot(noise["bias"], noise["covariance"])
     first = math.ceil(10.0 * sizes["dimension"] * std / sizes["silos"])
     first = max(1, min(first, sizes["horizon"] // 50))
     for choosing in ({}, {"bonus": 0.5}, {"sieve": 0.1}):
-        explicit = made(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds
-        assert made(**choosing).plan.release_rounds == explicit
-    largest_bound = made(batch_first=3, batch_ratio=1.2, sieve=1.0).plan.release_rounds
-    assert made(sieve=1.0).plan.release_rounds == largest_bound
-    assert made(tie_bonus=0.5).plan.release_rounds == largest_bound
-    assert made(batch_first=2).plan.release_rounds[0] == 2
+        explicit = system_of(batch_first=first, batch_ratio=1.5, **choosing).plan.release_rounds
+        assert system_of(**choosing).plan.release_rounds == explicit
+    largest_bound = system_of(batch_first=3, batch_ratio=1.2, sieve=1.0).plan.release_rounds
+    assert system_of(sieve=1.0).plan.release_rounds == largest_bound
+    assert system_of(tie_bonus=0.5).plan.release_rounds == largest_bound
+    assert system_of(batch_first=2).plan.release_rounds[0] == 2
 
 
 def identity(**keys: Any) -> dict[str, Any]:
+    """Return what the identity of an experiment says about its only curve."""
     experiment = make_experiment(
         name="a", environment=Sphere(3, 5), horizon=40, silos=2, seed=1,
         curves=[{"label": "a", "algorithm": "fedlinucb", "batch_size": 5, **keys}],
@@ -873,7 +881,7 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys", "says"),
+    ("algorithm", "keys", "message"),
     [
         ("fedlinucb", {"sieve": 1.1}, r"sieve must be >= 0 and <= 1, got 1\.1"),
         ("fedlinucb", {"sieve": -0.1}, r"sieve must be >= 0 and <= 1, got -0\.1"),
@@ -906,10 +914,10 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
     ],
 )  # fmt: skip
 def test_a_ranking_that_no_proof_is_about_is_refused(
-    algorithm: str, keys: dict[str, Any], says: str
+    algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
     batches = {"batch_size": 5} if algorithm == "fedlinucb" else {}
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         made_of(algorithm, {**batches, **keys}, silos=30)
     text = str(refused.value)
     assert "\n" not in text and len(text) < 160
@@ -951,6 +959,7 @@ def test_the_factor_is_the_best_for_weights_that_saturate(
     lower_ones = np.tril(np.ones((len(n), len(n))))
 
     def loss(encoder: np.ndarray) -> float:
+        """Return the weighted error of the releases with an encoder, scaled to sensitivity 1."""
         scaled = encoder / np.linalg.norm(encoder, axis=0).max()
         decoder = lower_ones @ np.linalg.inv(scaled)
         return float(weights @ (decoder**2).sum(axis=1))
@@ -1029,7 +1038,7 @@ def test_saturation_is_none_where_it_has_no_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys", "says"),
+    ("algorithm", "keys", "message"),
     [
         ("private-fedlinucb", {"release": "tree", "saturation": 3.0},
          'saturation needs release "factorised", got "tree"'),
@@ -1041,9 +1050,9 @@ def test_saturation_is_none_where_it_has_no_use() -> None:
     ],
 )  # fmt: skip
 def test_saturation_without_a_factor_is_refused(
-    algorithm: str, keys: dict[str, Any], says: str
+    algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as refused:
+    with pytest.raises(InputError, match=message) as refused:
         made_of(algorithm, keys)
     assert "\n" not in str(refused.value)
 

@@ -12,6 +12,7 @@ D, ROUNDS, BATCH = 3, 22, 5
 
 
 def make_parties(**keys):
+    """Return two silos and their server."""
     arguments = {
         "algorithm": "private-fedlinucb",
         "epsilon": 1.0,
@@ -23,6 +24,7 @@ def make_parties(**keys):
 
 
 def action_rows(round, silo):
+    """Return 4 to 6 random actions for a round of a silo."""
     rng = np.random.default_rng(100 * round + silo)
     return rng.normal(size=(4 + round % 3, D)) / 3
 

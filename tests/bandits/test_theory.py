@@ -442,6 +442,8 @@ def test_noise_of_a_wrong_shape_raises_an_error():
     )
 
     class Short:
+        """A source whose noise is too short."""
+
         def node(self, silo, node, dimension):
             return np.zeros(2)
 
@@ -459,6 +461,7 @@ def test_error_about_too_much_noise_memory_names_an_alternative():
     from fastfed.simulation.experiment import make_experiment
 
     def planned(**keys):
+        """Return an experiment with Toeplitz noise and these keys changed."""
         curve = {"label": "x", "algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5,
                  "batch_size": 25, "release": "toeplitz", **keys}  # fmt: skip
         return make_experiment(

@@ -74,6 +74,8 @@ def test_the_flip_probability_is_the_smallest_that_meets_epsilon(
         context.prec = 60
 
         def loss(n: int) -> Decimal:
+            """Return the privacy loss of `count` bits that are flipped with probability n /
+            FLIP_UNITS."""
             return count * (Decimal(FLIP_UNITS - n) / n).ln()
 
         assert loss(flips) <= Decimal(epsilon) < loss(flips - 1)
@@ -106,6 +108,7 @@ def test_a_bit_compares_integers_at_their_edges() -> None:
     half = FLIP_UNITS // 2
 
     def words(up: int, flip: int) -> np.ndarray:
+        """Return the random words of two numbers of 53 bits."""
         numbers = [n << 11 for n in (up, flip)]
         return np.array([w for n in numbers for w in (n & 0xFFFFFFFF, n >> 32)], np.uint32)
 
@@ -332,6 +335,7 @@ def replay_and_outcome(e: Any, replicate: int = 0, **more: Any) -> tuple[Any, An
     noise = SeededNoise(e.seed, replicate)
 
     def draws(t: int, silo: int) -> tuple[float, float]:
+        """Return the two uniforms of a user, for rounding and for flipping."""
         up, flip = noise.random_u32(silo, t, 4).view(np.uint64) >> np.uint64(11)
         return float(up) / FLIP_UNITS, float(flip) / FLIP_UNITS
 
@@ -438,7 +442,7 @@ def covered(runs: int, **more: Any) -> int:
 
 
 def test_confidence_sets_hold() -> None:
-    """They hold in 3/4 of runs at least. With the scale of raw rewards, they fail in many."""
+    """The sets hold in 3/4 of the runs at least; with the scale of raw rewards, many fail."""
     assert covered(200) >= 150
     assert covered(100, scale=0.25) < 75
 

@@ -60,11 +60,13 @@ LONG = SPEC.replace("horizon = 60", "horizon = 2_000_000").replace("silos = 4", 
 
 
 def fastfed(*args: object) -> Result:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
+    """Write a small spec, and return its path."""
     path = tmp_path / "small.toml"
     path.write_text(SPEC)
     return path
@@ -89,6 +91,7 @@ def cells_of_store(folder: Path) -> dict[tuple[int, int], bytes]:
 
 
 def timings(folder: Path) -> dict[tuple[int, int], float]:
+    """Return the stored seconds of every (curve, replicate)."""
     with sqlite3.connect(folder / "results.sqlite") as db:
         return {
             (p, r): s for p, r, s in db.execute("SELECT position, replicate, seconds FROM timings")
@@ -110,9 +113,9 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
         "heavy = {'numpy', 'scipy', 'numba', 'matplotlib', 'sklearn', 'sqlite3'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "fastfed" in done.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "fastfed" in result.stdout
 
 
 def test_a_figure_in_the_place_of_a_command_is_told_where_to_go() -> None:
@@ -140,13 +143,13 @@ def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) 
         '[[curve]]\nlabel = "a"\nalgorithm = "fedlinucb"\n'
     )
     for engine in ("local", "processes"):
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "fastfed", "run", "spec.toml", "-o", engine, "--engine", engine],
             capture_output=True, text=True, cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": f".{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         )  # fmt: skip
-        assert done.returncode == 2
-        assert done.stderr.splitlines()[-1] == (
+        assert result.returncode == 2
+        assert result.stderr.splitlines()[-1] == (
             "error: in the environment's function (replicate 0, silo 1, round 5): "
             "features must have shape (any, 2), got (3, 3)"
         )
@@ -162,10 +165,10 @@ _show_warnings_plainly()
 letor_files.warnings.warn_explicit("one", UserWarning, letor_files.__file__, 7)
 warnings.warn_explicit("other", UserWarning, "plugin.py", 8)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
     )
-    assert done.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
+    assert result.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
 
 
 def test_help_of_the_group_says_what_each_command_says() -> None:
@@ -175,11 +178,11 @@ def test_help_of_the_group_says_what_each_command_says() -> None:
 
 
 def test_python_m_fastfed() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "fastfed", "--version"], capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("fastfed ")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("fastfed ")
 
 
 # ---- list, calibrate, privacy, doctor ----------------------------------------------------------
@@ -703,6 +706,7 @@ def test_reproduce_all_lists_what_it_skips(tmp_path: Path, monkeypatch: pytest.M
 
 
 def write_letor(path: Path, queries: int, features: int = 2) -> None:
+    """Write a LETOR file of queries with three rows each."""
     rows = []
     for q in range(queries):
         for row in range(3):
@@ -891,6 +895,8 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
     import fastfed._kernels as kernels
 
     class Installed:
+        """An installed package whose files are in a folder."""
+
         def __init__(self, folder: Path) -> None:
             self.folder = folder
 
@@ -909,11 +915,11 @@ def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "expected"),
     [("KeyError('no such user')", "KeyError: 'no such user'"), ("SystemExit(0)", "SystemExit: 0")],
 )
 def test_a_failing_environment_is_one_sentence_with_the_round(
-    raised: str, told: str, tmp_path: Path
+    raised: str, expected: str, tmp_path: Path
 ) -> None:
     module = f"faulty{len(raised)}"  # modules of one name are imported once
     (tmp_path / f"{module}.py").write_text(
@@ -932,4 +938,4 @@ def test_a_failing_environment_is_one_sentence_with_the_round(
     assert "Traceback" not in result.stderr
     last = result.stderr.splitlines()[-1]
     where = "in the environment's function (replicate 0, silo 0, round 3)"
-    assert f"{where}: {told}" in last
+    assert f"{where}: {expected}" in last

@@ -43,6 +43,7 @@ MECHANISMS = (
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -52,22 +53,27 @@ def repeat(examples):
 def exit_code_of(*args: object) -> int:
     """Run a command that must not end in a traceback; return its exit code, 0, 1 or 2."""
     with fuzzing.within(60):
-        done = command(*args)
-    assert done.exception is None or isinstance(done.exception, SystemExit), (args, done.exception)
-    assert done.exit_code in (0, 1, 2)
-    if done.exit_code:
-        lines = done.stderr.strip().splitlines()
-        assert lines and lines[-1].startswith("error: "), (args, done.stderr)
+        result = command(*args)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (
+        args,
+        result.exception,
+    )
+    assert result.exit_code in (0, 1, 2)
+    if result.exit_code:
+        lines = result.stderr.strip().splitlines()
+        assert lines and lines[-1].startswith("error: "), (args, result.stderr)
         assert lines[-1].isprintable()
-    return done.exit_code
+    return result.exit_code
 
 
 def options(rng, known: dict[str, tuple[str, ...]], most: int) -> list[str]:
+    """Return up to `most` options, drawn with values from `known`."""
     names = [rng.choice(list(known)) for _ in range(rng.randint(0, most))]
     return [f"{name}={rng.choice(known[name])}" for name in names]
 
 
 def calibrate(rng) -> list[str]:
+    """Return a random command `calibrate`, mostly with a valid budget."""
     sizes = (*NUMBERS, "1", "10", "100", "5000")
     small = {"--releases": sizes, "--users": sizes, "--dimension": sizes}
     small |= {"--sensitivity": (*NUMBERS, "1", "0.5")}
@@ -123,6 +129,7 @@ def test_many_odd_options_get_a_sentence(tmp_path, monkeypatch, rng):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> Path:
+    """Return a folder with a spec and a finished store of it."""
     folder = tmp_path_factory.mktemp("played")
     (folder / "small.toml").write_text(SPEC)
     assert command("run", folder / "small.toml", "-o", folder / "good").exit_code == 0
@@ -167,6 +174,7 @@ def write_broken_store(rng, good: bytes, path: Path) -> None:
 
 
 def check_store(rng, played: Path) -> None:
+    """Damage a copy of the store, and run every command that reads it."""
     other = played / "other"
     other.mkdir(exist_ok=True)
     for file in other.iterdir():

@@ -35,6 +35,7 @@ SPEC = {
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -52,6 +53,7 @@ def small(experiment: Experiment) -> bool:
 
 
 def check(text: bytes, folder: Path) -> None:
+    """Check that a spec is refused in one sentence, or planned, certified and (if small) run."""
     path = folder / "spec.toml"
     path.write_bytes(text)
     with fuzzing.within(60):
@@ -84,17 +86,20 @@ def check(text: bytes, folder: Path) -> None:
 
 
 def case(rng, make):
+    """Check one random spec in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
         check(make(rng), Path(folder))
 
 
 def damaged(rng) -> bytes:
+    """Return a damaged spec."""
     if rng.random() < 0.15:
         return fuzzing.damaged_text(rng, fuzzing.toml(fuzzing.valid_spec(rng)).encode())
     return fuzzing.toml(fuzzing.damaged_spec(rng)).encode()
 
 
 def extreme(rng) -> bytes:
+    """Return a spec with extreme values."""
     return fuzzing.toml(fuzzing.extreme_spec(rng)).encode()
 
 
@@ -135,11 +140,12 @@ def test_random_bytes_are_no_spec(data):
 
 
 def curve(**keys):
+    """Return the spec with some keys of its curve changed."""
     return {**SPEC, "curve": [{**SPEC["curve"][0], **keys}]}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("seed = " + "9" * 5000, "not TOML: Exceeds the limit"),
         ("seed = 0x" + "f" * 6000, "seed must be below 2.63 in size"),
@@ -148,10 +154,10 @@ def curve(**keys):
         ("deep = " + "{a=" * 3000 + "1" + "}" * 3000, "nested too deep"),
     ],
 )
-def test_what_toml_cannot_hold_is_refused(tmp_path, text, said):
+def test_what_toml_cannot_hold_is_refused(tmp_path, text, message):
     path = tmp_path / "a.toml"
     path.write_text(text + "\n" + fuzzing.toml(SPEC))
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         load_spec(path)
     assert str(caught.value).startswith(str(path)) and len(str(caught.value)) < 400
 
@@ -163,7 +169,7 @@ def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         (
             curve(**{
@@ -185,8 +191,8 @@ def test_a_spec_may_begin_with_a_byte_order_mark(tmp_path):
         ({**SPEC, "environment": {"kind": "replay", "path": "x" * 400}}, "path must be an exist"),
     ],
 )  # fmt: skip
-def test_found_by_fuzzing(spec, said):
-    with fuzzing.within(20), pytest.raises(InputError, match=said) as caught:
+def test_found_by_fuzzing(spec, message):
+    with fuzzing.within(20), pytest.raises(InputError, match=message) as caught:
         experiment_from_spec(spec)
     assert str(caught.value).isprintable()
 

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells as on PO
 
 
 def shell(text):
+    """Run a line of bash in which `fastfed` is the command line."""
     return subprocess.run(
         ["bash", "-c", text.replace("fastfed", f"{sys.executable} -m fastfed")],
         capture_output=True, text=True, timeout=100,

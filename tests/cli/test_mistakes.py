@@ -1,4 +1,4 @@
-"""What is said to plausible mistakes is one sentence with key and value; nothing is left behind."""
+"""Messages about plausible mistakes are one sentence with key and value; no files remain."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def test_a_poor_message_is_found(tmp_path: Path) -> None:
         raise KeyError("epsilon")
 
     def leaves(folder: Path) -> None:
+        """Leave a folder behind, and give a message of two lines."""
         from fastfed import InputError
 
         (folder / "out").mkdir()

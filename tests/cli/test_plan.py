@@ -47,6 +47,7 @@ SMALL: dict[str, Any] = {
 
 
 def question(**changes: Any) -> Question:
+    """Return a question to the planner with these changes."""
     sizes = {**SMALL, **changes}
     facts = Sphere(dimension=sizes["dimension"], actions=5).facts(sizes["silos"], sizes["horizon"])
     setting: Any = problem_spec(facts, sizes["silos"], sizes["horizon"])
@@ -58,6 +59,7 @@ def question(**changes: Any) -> Question:
 
 @pytest.fixture(scope="module")
 def advice() -> fastfed.advice.Advice:
+    """Return the advice for the small question."""
     return plan(**SMALL)
 
 
@@ -146,9 +148,9 @@ def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
     local, central = verdicts.verdicts
     assert central.pays_from_epsilon is not None and central.pays_from_epsilon > 0.2
     assert f"epsilon {central.pays_from_epsilon:.2g}" in central.sentence
-    # M silos that add noise of their own need more of everything than a trusted server.
+    # If each of M silos adds noise, sharing needs a larger epsilon than with a trusted server.
     assert local.pays_from_epsilon is None or local.pays_from_epsilon > central.pays_from_epsilon
-    # What is said is so: at four times that epsilon sharing does better than alone.
+    # The sentence is true: at four times that epsilon sharing does better than learning alone.
     easy = plan(**{**sizes, "epsilon": 4 * central.pays_from_epsilon, "trust": "central"})
     assert easy.verdicts[0].against_alone[0] < 0.0
 
@@ -220,6 +222,7 @@ def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_pat
 
 
 def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.ndarray:
+    """Return the final regret for each silo of each replicate."""
     marks = np.array([plan.horizon])
     return np.array(
         [
@@ -317,7 +320,7 @@ def test_a_stage_is_as_long_as_asked() -> None:
     assert halving.size([Contender("b", wide.plan, wide.node)], 1e-6, 2).silos == 12
     halving.run("screened", contenders, short)
     halving.run("final", contenders, Size(4, 1000, 3))
-    assert halving.replicate == 5  # each stage on replicates of its own
+    assert halving.replicate == 5  # each stage plays new replicates
     assert halving.samples["a"].shape == (3,)
 
 
@@ -406,6 +409,7 @@ ARGS = [
 
 
 def command(*args: object) -> Result:
+    """Run `plan` with these arguments."""
     return CliRunner().invoke(cli, ["plan", *map(str, args)])
 
 
@@ -463,7 +467,7 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--silos", 1], "silos must be >= 2: a single silo has nobody to share with"),
         (["--epsilon", 0], "epsilon must be > 0, got 0.0"),
@@ -478,11 +482,11 @@ def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
         (["--environment", "none.toml"], "--actions belongs to the sphere"),
     ],
 )
-def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+def test_bad_input_is_one_sentence(args: list[object], message: str) -> None:
     result = command(*ARGS, *args)
     assert result.exit_code == 2, result.output
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
-    assert said in line and "Traceback" not in result.output
+    assert message in line and "Traceback" not in result.output
     assert result.stdout == ""
 
 

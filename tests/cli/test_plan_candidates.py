@@ -62,6 +62,7 @@ STEPS = Growing(5, 1.4)
 
 
 def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
+    """Return a question to the planner with these changes."""
     kappa = changes.pop("intercept", 1.0)
     facts = Sphere(dimension=3, actions=5, intercept=kappa).facts(silos, horizon)
     problem: Any = problem_spec(facts, silos, horizon)
@@ -71,8 +72,9 @@ def question(silos: int = 8, horizon: int = 300, **changes: Any) -> Question:
 # ---- which candidates there are ------------------------------------------------------------------
 
 
-def kinds(found: list[Recipe]) -> set[tuple[str, str, bool]]:
-    return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in found}
+def kinds(recipes: list[Recipe]) -> set[tuple[str, str, bool]]:
+    """Return (protocol, release, whether batches grow) of each candidate."""
+    return {(protocol, release, isinstance(b, Growing)) for protocol, release, b, _ in recipes}
 
 
 @pytest.mark.parametrize("trust", TRUST)
@@ -205,6 +207,7 @@ def test_all_rankings_of_the_best_are_played() -> None:
 
 
 def regrets(plan: Any, environment: Any, replicates: int) -> np.ndarray:
+    """Return the final regret for each silo of each replicate."""
     marks = np.array([plan.horizon])
     opened_environment = (environment.open(7, r, plan.silos) for r in range(replicates))
     actual = [
@@ -448,39 +451,48 @@ def test_more_colluders_need_more_noise() -> None:
 
 
 @pytest.fixture(scope="module")
-def unlike() -> fastfed.advice.Advice:
+def advice_for_unlike_silos() -> fastfed.advice.Advice:
+    """Return the advice for silos whose theta differ."""
     return plan(
         environment=ROTATED, silos=20, horizon=600, epsilon=8.0, delta=1e-5, seconds=2.0,
         trust=["shuffle", "central"],
     )  # fmt: skip
 
 
-def test_silos_that_differ_share_first_and_then_keep(unlike: fastfed.advice.Advice) -> None:
-    shuffle, central = unlike.verdicts
-    best = unlike[central.best]
+def test_silos_that_differ_share_first_and_then_keep(
+    advice_for_unlike_silos: fastfed.advice.Advice,
+) -> None:
+    shuffle, central = advice_for_unlike_silos.verdicts
+    best = advice_for_unlike_silos[central.best]
     assert best.share_until is not None and best.keys["share"] == {"until": best.share_until}
-    one_model = min(c.regret.mean for c in unlike.candidates if c.regret and c.share_until is None)
+    one_model = min(
+        c.regret.mean
+        for c in advice_for_unlike_silos.candidates
+        if c.regret and c.share_until is None
+    )
     assert best.regret is not None and best.regret.mean < one_model
     assert not shuffle.helps and shuffle.sentence.startswith("do not share under this trust model")
     assert "nor would one model for all without privacy help" in shuffle.sentence
-    assert "share" not in unlike.left_out
+    assert "share" not in advice_for_unlike_silos.left_out
     # What is recommended is what `fastfed run` plays.
-    experiment = experiment_from_spec(tomllib.loads(unlike.spec_text()))
+    experiment = experiment_from_spec(tomllib.loads(advice_for_unlike_silos.spec_text()))
     assert experiment.curves[1].system.plan.share_until == best.share_until
     assert experiment.curves[0].system.plan.share_until == 0
 
 
-def test_what_is_unproven_is_compared_with_the_best_alone(unlike: fastfed.advice.Advice) -> None:
-    for verdict in unlike.verdicts:
+def test_what_is_unproven_is_compared_with_the_best_alone(
+    advice_for_unlike_silos: fastfed.advice.Advice,
+) -> None:
+    for verdict in advice_for_unlike_silos.verdicts:
         # Nothing is proven where silos differ, so a silo alone may explore as little as it likes.
-        assert unlike[verdict.best].bound is None
+        assert advice_for_unlike_silos[verdict.best].bound is None
         names = ("alone", LESS)
-        best = min(names, key=lambda name: unlike.baseline(name).regret.mean)
+        best = min(names, key=lambda name: advice_for_unlike_silos.baseline(name).regret.mean)
         assert verdict.alone == best == LESS
         mean, stderr = verdict.against_alone
-        ours = unlike[verdict.best].regret
+        ours = advice_for_unlike_silos[verdict.best].regret
         assert ours is not None
-        assert mean == pytest.approx(ours.mean - unlike.baseline(LESS).regret.mean)
+        assert mean == pytest.approx(ours.mean - advice_for_unlike_silos.baseline(LESS).regret.mean)
         assert verdict.helps == (mean < -2.0 * stderr)
         assert "(which explores less)" in verdict.sentence
     assert Rotated(**{k: v for k, v in ROTATED.items() if k != "kind"}).facts(20, 600).linear is (
@@ -506,6 +518,7 @@ def test_the_better_of_both_local_baselines_is_compared() -> None:
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
     def asked(sizes: list[int]) -> tuple[str, ...]:
+        """Return the notes of a plan for silos of these sizes."""
         rows = [f"{20 + i % 50},{i % 2},{silo}" for silo, n in enumerate(sizes) for i in range(n)]
         path = tmp_path / f"{len(rows)}.csv"
         path.write_text("\n".join(["age,ill,site", *rows]) + "\n")
@@ -546,7 +559,7 @@ def test_the_verdict_is_the_first_line_of_its_trust_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--colluders", 8], "colluders must be below the number of silos (8), got 8"),
         (["--colluders", -1], "colluders must be an integer >= 0"),
@@ -554,11 +567,11 @@ def test_the_verdict_is_the_first_line_of_its_trust_model() -> None:
         (["--intercept", 0.5], "intercept must be >= 1"),
     ],
 )
-def test_bad_input_is_one_sentence(args: list[object], said: str) -> None:
+def test_bad_input_is_one_sentence(args: list[object], message: str) -> None:
     result = CliRunner().invoke(cli, ["plan", *map(str, [*ARGS, *args])])
     assert result.exit_code == 2, result.output
     (line,) = [text for text in result.stderr.splitlines() if text.startswith("error: ")]
-    assert said in line and result.stdout == ""
+    assert message in line and result.stdout == ""
 
 
 def test_an_environment_has_its_own_intercept(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ FREE = '[[figure.statement]]\nsays = "Privacy is free."\nnear = ["LDP", "open"]\
 
 
 def text(name: str, keys: str, paper: str = "a-2020", lazy: str = "true", horizon: int = 80) -> str:
+    """Return the spec of a figure."""
     return FIGURE.format(name=name, keys=keys, paper=paper, lazy=lazy, horizon=horizon)
 
 
@@ -81,10 +82,12 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fastfed(*args: object) -> Result:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
 def rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the stored statements by figure and sentence."""
     stored = json.loads((out / "statements.json").read_text())
     actual = {(s["figure"], s["says"]): s for s in stored["statements"]}
     assert len(actual) == len(stored["statements"])
@@ -216,6 +219,7 @@ def test_a_stop_keeps_what_was_played(
     calls = []
 
     def stopped(*args: Any) -> Any:
+        """Do as before; the second call interrupts the run."""
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
@@ -243,6 +247,7 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
     real = execution.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
+        """Run as before; the figure "exact" fails."""
         if experiment.name == "exact":
             raise RunFailed("out of memory")
         return real(experiment, *args)
@@ -284,6 +289,7 @@ def test_several_names(figures: Path) -> None:
 
 
 def plan(*seconds: float) -> list[PlannedFigure]:
+    """Return figures whose runs are expected to take these seconds."""
     return [PlannedFigure(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
 
 
@@ -306,7 +312,7 @@ def test_sizes_of_the_figures(name: str) -> None:
             assert value <= spec[key] if size in ("quick", "all") else value >= spec[key]
             # Two replicates are the least that has a standard error.
             assert key != "replicates" or value >= 2
-    # Every letter, of what a verdict may turn on, is said: sizes never change what is played else.
+    # A size changes horizon, silos and replicates, but no key of a curve.
     chosen = experiments.figure(name)
     if not chosen.needs_data:
         whole, quick = (experiments.figure_spec(chosen, None, size) for size in (None, "quick"))

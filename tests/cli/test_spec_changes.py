@@ -48,12 +48,14 @@ LDP = (
 
 
 def spec_of(folder: Path, *curves: str, head: str = HEAD) -> Path:
+    """Write a spec with these curves, and return its path."""
     path = folder / "spec.toml"
     path.write_text(head + "".join(curves))
     return path
 
 
 def run(*args: object) -> Any:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
@@ -138,10 +140,10 @@ def test_the_command_line_sets_and_shows(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(run("spec", "show", "zc24-fig3a").stdout)
     out = tmp_path / "out"
-    done = run("run", path, "-o", out, "--set", "horizon=30", "--set", "silos=2",
+    result = run("run", path, "-o", out, "--set", "horizon=30", "--set", "silos=2",
                "--set", "replicates=2", "--set", "curve.batch_size=10")  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "--set horizon=30, silos=2, curve.batch_size=10: not the experiment" in done.stdout
+    assert result.exit_code == 0, result.output
+    assert "--set horizon=30, silos=2, curve.batch_size=10: not the experiment" in result.stdout
     printed = run("results", out, "--curves").stdout
     rows = list(csv.DictReader(io.StringIO(printed)))
     results = fastfed.load(out)

@@ -40,10 +40,11 @@ algorithm = "local-linucb"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Run the spec, and return the folder of its results."""
     path = tmp_path_factory.mktemp("windows")
     (path / "windows.toml").write_text(SPEC)
-    done = CliRunner().invoke(cli, ["run", str(path / "windows.toml"), "-o", str(path / "out")])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["run", str(path / "windows.toml"), "-o", str(path / "out")])
+    assert result.exit_code == 0, result.output
     return path / "out"
 
 

@@ -18,9 +18,11 @@ class PythonSyncThreads(SyncThreads):
         self._pool = ThreadPoolExecutor(count)
 
     def begin(self, file):
+        """Begin the sync of a file."""
         self._pool.submit(self._sync, file)
 
     def _sync(self, file):
+        """Sync a file, and write (file, errno, seconds) to the pipe."""
         start, error = time.perf_counter(), 0
         try:
             store_module._sync_content(file)
@@ -30,6 +32,7 @@ class PythonSyncThreads(SyncThreads):
         os.write(self._answers_write, ended)
 
     def close(self):
+        """End the threads, and close the pipe."""
         self._pool.shutdown()
         os.close(self._answers)
         os.close(self._answers_write)

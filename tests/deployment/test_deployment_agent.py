@@ -45,6 +45,7 @@ class Clock:
 
 
 def open_agent(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
+    """Open an agent whose silo and hub read the time from a clock of the test."""
     agent = PrivateLinUCB(folder, **settings)
     for process in (agent._silo, agent._hub):
         process.clock = clock
@@ -53,15 +54,18 @@ def open_agent(folder: Path, clock: Clock, **settings: Any) -> PrivateLinUCB:
 
 @pytest.fixture
 def clock() -> Clock:
+    """Return a clock that stands still until the test moves it."""
     return Clock()
 
 
 def rounds_of(count: int, seed: int = 0) -> list[tuple[np.ndarray, float]]:
+    """Return rounds: four actions of three features, and a uniform number that draws the reward."""
     rng = np.random.default_rng(seed)
     return [(rng.uniform(-0.5, 0.5, (4, 3)), rng.random()) for _ in range(count)]
 
 
 def serve(agent: PrivateLinUCB, rounds: list[tuple[np.ndarray, float]], first: int = 0) -> None:
+    """Play rounds: reward 1 with probability 0.5 plus the first feature of the chosen action."""
     for i, (rows, noise) in enumerate(rounds, first):
         decision = agent.select(rows, subject=i)
         agent.observe(decision, float(noise < 0.5 + rows[decision.action][0]))
@@ -199,7 +203,7 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"epsilon": None}, "a new one needs epsilon"),
         ({"epsilon": -1.0}, "epsilon must be > 0"),
@@ -216,9 +220,9 @@ def test_records_and_a_catalogue_of_actions(tmp_path: Path, clock: Clock) -> Non
     ],
 )
 def test_invalid_settings_leave_nothing_behind(
-    tmp_path: Path, change: dict[str, Any], says: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(InputError, match=message):
         PrivateLinUCB(tmp_path / "shop", **(SETTINGS | change))
     assert not list(tmp_path.iterdir())
 

@@ -39,6 +39,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "user-bit.md"
 
 @pytest.fixture
 def plan():
+    """Return a plan in which users send bits, for two features."""
     return federation.deployed(federation.BITS, dimension=2)
 
 

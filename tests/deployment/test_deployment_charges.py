@@ -45,9 +45,10 @@ def noise_rows(plan):
 
 
 def squares(plan):
-    """Largest a' (B_k B_k')^-1 a of a leaf, where a says in which of the first k prefixes it is.
+    """Return, for each k, the largest squared shift of the first k prefixes by one leaf.
 
-    This is the squared shift of the first k prefixes in units of their noise, for any noise.
+    The shift is in units of their noise, a' (B_k B_k')^-1 a, where a says in which of the k
+    prefixes the leaf is, and row i of B holds the weights of the noise in prefix i.
     """
     rows, collected = noise_rows(plan), []
     for k in range(1, plan.releases + 1):
@@ -112,9 +113,9 @@ def test_a_late_record_costs_the_first_releases_no_more_than_is_charged(name):
 def test_sums_that_were_proven_together_are_paid_for_by_the_first_release(protocol):
     name = {"secure-sum masks": federation.MASKS}.get(protocol, protocol)
     plan = federation.deployed(name, batches=4)
-    charged, told = totals(plan)
-    assert (charged == charged[0]).all() and (told == told[0]).all()
-    epsilon = gaussian_epsilon(math.sqrt(charged[0]), 1e-6 - told[0])
+    charged, failure = totals(plan)
+    assert (charged == charged[0]).all() and (failure == failure[0]).all()
+    epsilon = gaussian_epsilon(math.sqrt(charged[0]), 1e-6 - failure[0])
     assert epsilon >= plan.certificate.exact.epsilon * (1.0 - 1e-9)
 
 
@@ -127,11 +128,11 @@ ROBIN = {
 def test_the_first_private_means_are_charged_no_less_than_their_exact_composition():
     plan = plans.compile_plan(federation.spec() | {"system": ROBIN})
     (event,) = released(plan.executed)
-    charged, told = totals(plan)
+    charged, failure = totals(plan)
     for k in range(1, plan.plan.releases + 1):
         parts = msgspec.structs.replace(event._first, releases=k).parts()
         for delta in (1e-6, 1e-4):
-            epsilon = gaussian_epsilon(math.sqrt(charged[k - 1]), delta - told[k - 1])
+            epsilon = gaussian_epsilon(math.sqrt(charged[k - 1]), delta - failure[k - 1])
             # The certificate's bound is at most a relative 10^-4 above the exact value.
             assert epsilon >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
 
@@ -153,9 +154,9 @@ def test_a_loss_of_experts_is_paid_for_by_the_first_release(algorithm):
 
     room = {"fed-svt": test_deployment_svt, "fed-dp-ope-stoch": test_deployment_experts}[algorithm]
     plan = room.plan_of()
-    charged, told = totals(plan)
-    assert (charged == charged[0]).all() and (told == told[0]).all()
-    epsilon = gaussian_epsilon(math.sqrt(charged[0]), plan.certificate.exact.delta - told[0])
+    charged, failure = totals(plan)
+    assert (charged == charged[0]).all() and (failure == failure[0]).all()
+    epsilon = gaussian_epsilon(math.sqrt(charged[0]), plan.certificate.exact.delta - failure[0])
     assert epsilon >= plan.certificate.exact.epsilon * (1.0 - 1e-9)
     again = charge_of(plan.executed, b"", "d", -1)
-    assert (again.mu2, again.failure) == (charged[0], told[0])
+    assert (again.mu2, again.failure) == (charged[0], failure[0])

@@ -26,9 +26,11 @@ class Hands:
         self.wall, self.at, self.off = 1000.0, 50.0, 0.0
 
     def clock(self):
+        """Return a clock that reads these hands."""
         return SteadyClock(lambda: self.wall + self.off, lambda: self.at)
 
     def wait(self, seconds):
+        """Let this number of seconds pass."""
         self.wall += seconds
         self.at += seconds
 
@@ -111,11 +113,11 @@ def test_a_process_has_a_steady_clock_by_default():
 # ---- the clocks of others ------------------------------------------------------------------------
 
 
-def hear(clock, hands, off=0.0, name="hub", took=0.0):
+def receive_time(clock, hands, off=0.0, name="hub", seconds_to_answer=0.0):
     """Let a party answer whose clock is off by ``off`` seconds."""
     asked_at = clock() + max(clock.ahead, 0.0)
     message = ClockReading(name, hands.wall + off, asked_at)
-    hands.wait(took)
+    hands.wait(seconds_to_answer)
     clock.add_reading(message)
 
 
@@ -123,7 +125,7 @@ def test_a_clock_that_is_set_right_is_believed_at_once_where_the_others_agree():
     hands = Hands()
     hands.off = YEARS
     clock = hands.clock()
-    hear(clock, hands)
+    receive_time(clock, hands)
     assert clock() == pytest.approx(hands.wall) and clock.ahead == clock.off == YEARS
     hands.off = 0.0
     hands.wait(5.0)
@@ -150,7 +152,7 @@ def test_a_glitch_within_wide_bounds_is_not_believed():
     """The answer took an hour, so the wide bounds on the other clock cannot confirm the glitch."""
     hands = Hands()
     clock = hands.clock()
-    hear(clock, hands, took=3600.0)
+    receive_time(clock, hands, seconds_to_answer=3600.0)
     hands.off = 3000.0
     assert clock() == hands.wall and clock.off == 3000.0
     hands.off = 0.0
@@ -163,7 +165,7 @@ def test_a_clock_that_jumps_ahead_for_good_is_held_by_the_others():
     hands.off = YEARS
     for _ in range(400):
         hands.wait(5.0)
-        hear(clock, hands)
+        receive_time(clock, hands)
         assert clock() == pytest.approx(hands.wall, abs=5.0) and clock.off == pytest.approx(YEARS)
 
 
@@ -171,7 +173,7 @@ def test_a_clock_that_is_behind_counts_as_it_is():
     """Nobody can make a party close a leaf before its own clock says so."""
     hands = Hands()
     clock = hands.clock()
-    hear(clock, hands, YEARS)
+    receive_time(clock, hands, YEARS)
     assert clock() == hands.wall and clock.ahead == clock.off == -YEARS
 
 
@@ -179,9 +181,9 @@ def test_small_differences_are_those_of_any_two_clocks():
     hands = Hands()
     clock = hands.clock()
     for off in (-DOUBTED, DOUBTED):
-        hear(clock, hands, off)
+        receive_time(clock, hands, off)
         assert clock() == hands.wall and clock.ahead == clock.off == 0.0
-        hear(clock, hands, 1.01 * off)
+        receive_time(clock, hands, 1.01 * off)
         clock()
         assert clock.off == pytest.approx(-1.01 * off)
 
@@ -191,23 +193,23 @@ def test_how_long_a_message_takes_does_not_count():
     hands = Hands()
     clock = hands.clock()
     for _ in range(3):
-        hear(clock, hands, took=3600.0)
+        receive_time(clock, hands, seconds_to_answer=3600.0)
         assert clock() == hands.wall and clock.off == 0.0
     hands.off = YEARS
     late = hands.clock()
-    hear(late, hands, took=3600.0)
+    receive_time(late, hands, seconds_to_answer=3600.0)
     # The hub's clock shows an hour more at most.
     assert late() == pytest.approx(hands.wall, abs=3600.0) and late.off >= YEARS - 3600.0
 
 
 def test_an_old_message_that_comes_again_changes_nothing():
-    """This holds even if the sender's clock was wrong when it sent the message."""
+    """The sender's clock may have been wrong when it sent the message."""
     hands = Hands()
     clock = hands.clock()
     old = ClockReading("hub", hands.wall - 900.0, clock())
     for _ in range(10):
         hands.wait(BELIEVED / 2)
-        hear(clock, hands)
+        receive_time(clock, hands)
         clock.add_reading(old)
         assert clock() == hands.wall and clock.off == 0.0
 
@@ -216,10 +218,10 @@ def test_an_old_message_that_comes_again_changes_nothing():
 def test_another_clock_that_is_set_right_counts_with_its_next_answer(off):
     hands = Hands()
     clock = hands.clock()
-    for took in (0.0, 3600.0):
-        hear(clock, hands, off, took=took)
+    for seconds_to_answer in (0.0, 3600.0):
+        receive_time(clock, hands, off, seconds_to_answer=seconds_to_answer)
         clock()
-    hear(clock, hands, took=5.0)
+    receive_time(clock, hands, seconds_to_answer=5.0)
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -247,19 +249,19 @@ def test_one_reading_of_the_hub_before_any_answer_does_not_shift_the_clock():
 def test_half_of_the_others_must_agree():
     hands = Hands()
     clock = hands.clock()
-    hear(clock, hands, -YEARS, "silo0")
+    receive_time(clock, hands, -YEARS, "silo0")
     assert clock() == pytest.approx(hands.wall - YEARS)
-    hear(clock, hands, 0.0, "silo1")
+    receive_time(clock, hands, 0.0, "silo1")
     assert clock() == hands.wall and clock.off == 0.0
-    hear(clock, hands, -YEARS, "silo2")
+    receive_time(clock, hands, -YEARS, "silo2")
     assert clock() == pytest.approx(hands.wall - YEARS)
 
 
 def test_of_two_others_one_that_is_ahead_is_no_alarm():
     hands = Hands()
     clock = hands.clock()
-    hear(clock, hands, 0.0, "silo0")
-    hear(clock, hands, 3600.0, "silo1")
+    receive_time(clock, hands, 0.0, "silo0")
+    receive_time(clock, hands, 3600.0, "silo1")
     assert clock() == hands.wall and clock.off == 0.0
 
 
@@ -343,13 +345,13 @@ def test_one_silo_whose_clock_is_behind_holds_nobody_up():
 def test_a_time_that_no_clock_can_show_is_refused(time):
     deployment = clocked()
     plan, hub = deployment.plan, deployment.processes["hub"]
-    silo, mine = Identity(secret("silo0")), Identity(secret("hub"))
+    silo, hub_identity = Identity(secret("silo0")), Identity(secret("hub"))
     join = wire.Join(hub.party._nonce, plan.countersignature(silo), time, 1.0)
     with pytest.raises(Refused, match="the time of silo0 must be in seconds since 1970"):
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
     receipt = wire.Receipt(0, (), deployment.processes["silo0"].party._nonce, "", time)
     with pytest.raises(Refused, match="the time of hub must be in seconds since 1970"):
-        deployment.processes["silo0"].handle(plan.wire.signed(mine, "hub", 0, receipt))
+        deployment.processes["silo0"].handle(plan.wire.signed(hub_identity, "hub", 0, receipt))
 
 
 def test_a_message_that_is_refused_because_clocks_differ_says_so():

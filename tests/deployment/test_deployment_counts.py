@@ -37,14 +37,17 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def record(number, leaf, *point):
+    """Return a record of one data point in a leaf (a period)."""
     return Record(number, leaf, np.array(point))
 
 
 def sealed(name="silo0", secret=b"k" * 32):
+    """Return sealed noise of a silo under a fixed secret."""
     return SealedNoise(secret, b"d" * 32, name)
 
 
 def row(plan, release, records, noise=None):
+    """Return the noisy counts of a release as the silo reports them, in units of one count."""
     noise = noise or sealed()
     noise.set_hidden_sums(release, hidden_of(plan, release, records))
     return Counter(plan, 0, noise.source).row(release, records).view(np.int64) / 4.0
@@ -281,6 +284,7 @@ RUNS = {
 
 
 def schedules(name, seeds, **keys):
+    """Run schedules of faults of the named case, one for each seed, and return them."""
     protocol, tables = RUNS[name]
     worlds = [World(deployed(protocol, **tables), seed, **keys) for seed in seeds]
     for world in worlds:

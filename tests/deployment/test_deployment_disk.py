@@ -31,6 +31,7 @@ SIZE = 1024
 
 
 def mounted(*arguments):
+    """Return whether a mount with these arguments succeeded."""
     return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
 
 
@@ -54,6 +55,7 @@ class OnDisk(federation.Federation):
         self.reopen()
 
     def reopen(self):
+        """Open silo 0 and the hub again from their files."""
         hub = Hub(self.plan, federation.secret("hub"))
         self.ledgers["silo0"] = ledger = Ledger(str(self.place / "ledger"))
         ledger.set_ceiling("records", 1.0, 1e-6)
@@ -63,6 +65,7 @@ class OnDisk(federation.Federation):
         self.add(SiloProcess(silo, stores[1], ledger, lambda: self.now))
 
     def close(self):
+        """Close all files."""
         for name in ("hub", "silo0"):
             self.processes[name].store.close()
         self.ledgers["silo0"].close()
@@ -89,22 +92,25 @@ class OnDisk(federation.Federation):
         assert os.statvfs(self.place).f_bavail == 0
 
     def free(self):
+        """Free the disk that `fill` has filled."""
         (self.place / "filler").unlink()
 
 
-def period(made, release, full=False):
-    made.now = made.plan.document.calendar.closes[release - 1] - 10.0
-    for name in made.plan.silos:
-        process = made.processes[name]
+def period(deployment, release, full=False):
+    """Give a reward at every silo and let the period end; `full`: fill the disk before that."""
+    deployment.now = deployment.plan.document.calendar.closes[release - 1] - 10.0
+    for name in deployment.plan.silos:
+        process = deployment.processes[name]
         process.reward(process.decide(ROWS).id, 0.25 * release)
     if full:
-        made.fill()
-    made.now += 10.0
-    made.settle()
+        deployment.fill()
+    deployment.now += 10.0
+    deployment.settle()
 
 
 @pytest.fixture
-def calm():
+def undisturbed():
+    """Return a federation after three releases without faults, to compare models with."""
     deployment = federation.Federation(federation.deployed())
     deployment.settle()
     for release in (1, 2, 3):
@@ -112,12 +118,13 @@ def calm():
     return deployment
 
 
-def thetas(made):
-    return [made.processes[name].party.model.theta.tolist() for name in made.plan.silos]
+def thetas(deployment):
+    """Return the estimate of every silo."""
+    return [deployment.processes[name].party.model.theta.tolist() for name in deployment.plan.silos]
 
 
-def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
-    deployment = OnDisk(calm.plan, disk)
+def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, undisturbed):
+    deployment = OnDisk(undisturbed.plan, disk)
     deployment.settle()
     period(deployment, 1)
     for release in (2, 3):
@@ -137,7 +144,7 @@ def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
         deployment.free()
         deployment.settle()
         assert release in hub.broadcasts and silo.model.release == release
-    assert thetas(deployment) == thetas(calm)
+    assert thetas(deployment) == thetas(undisturbed)
     # After a restart, the parties know exactly what they wrote to disk.
     known = (
         deployment.processes["hub"].party.broadcasts,
@@ -149,12 +156,12 @@ def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, calm):
         deployment.processes["hub"].party.broadcasts,
         set(deployment.processes["silo0"].party.ended),
     )
-    assert known == again == (calm.processes["hub"].party.broadcasts, known[1])
+    assert known == again == (undisturbed.processes["hub"].party.broadcasts, known[1])
     assert [c.release for c in deployment.ledgers["silo0"].charges("records")] == [1, 2, 3]
 
 
-def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, calm):
-    deployment = OnDisk(calm.plan, disk)
+def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, undisturbed):
+    deployment = OnDisk(undisturbed.plan, disk)
     deployment.settle()
     period(deployment, 1)
     deployment.close()
@@ -166,7 +173,7 @@ def test_a_disk_that_is_read_only_is_not_opened_and_later_goes_on(disk, calm):
     deployment.settle()
     for release in (2, 3):
         period(deployment, release)
-    assert thetas(deployment) == thetas(calm)
+    assert thetas(deployment) == thetas(undisturbed)
 
 
 def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
@@ -255,10 +262,12 @@ def test_every_damaged_page_of_a_ledger_or_a_state_is_a_sentence(tmp_path):
 
 
 def opened_ledger(path):
+    """Open a file as a ledger."""
     return Ledger(str(path))
 
 
 def opened_state(path):
+    """Open a file as the state of a hub."""
     with damage_named(path):
         store = SqliteStore(str(path))
         Process(Hub(federation.deployed(), federation.secret("hub")), store)

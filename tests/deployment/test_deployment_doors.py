@@ -46,6 +46,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 @contextmanager
 def serving(server):
+    """Serve in a thread until the end of the block."""
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server
@@ -61,6 +62,7 @@ class Answering(BaseHTTPRequestHandler):
     """An HTTP handler that gives its server's answer and records the requests."""
 
     def answer(self):
+        """Record the request, and give the server's answer."""
         self.server.asked.append((self.command, self.path))
         self.send_response(self.server.code)
         if self.server.to:
@@ -76,12 +78,14 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def answering(code, to=""):
+    """Serve requests with this code and, for redirects, the address `to`; keep what was asked."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
     server.code, server.to, server.asked = code, to, []
     return serving(server)
 
 
 def url(server):
+    """Return the address of a server of this machine."""
     return f"http://127.0.0.1:{server.server_port}"
 
 
@@ -112,6 +116,8 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
     ):
 
         class Odd(Answering):
+            """A server whose answer is this text."""
+
             def answer(self, body=text):
                 self.send_response(200)
                 self.end_headers()
@@ -159,6 +165,7 @@ REQUESTS = {
 
 
 def posted(path, body, length=None):
+    """Post a body to a silo's socket; `length` is the length that the header claims."""
     connection = http.client.HTTPConnection("silo", timeout=30)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.sock.connect(str(path))
@@ -314,6 +321,7 @@ def test_a_dataset_is_a_name(tmp_path):
 
 
 def database(path):
+    """Write a database with one record, and return the keys that name it in a source."""
     with closing(sqlite3.connect(path)) as base:
         base.execute("CREATE TABLE p (age, pain, sex, num)")
         base.execute("INSERT INTO p VALUES (63, 1, 'm', 0)")
@@ -391,7 +399,7 @@ GOOD = ["63", "1", "m", "0"]
 HEAD = "age,pain,sex,num"
 
 
-def clean(text):
+def check_no_value(text):
     """Check that a text contains no part of a planted value."""
     for part in ("uillfeather", "HIV", "918273", b"Quillfeather".hex()):
         assert part not in text, text
@@ -437,14 +445,14 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
                 except InputError as error:
                     problems = [str(error)]
                 for problem in problems:
-                    clean(problem)
+                    check_no_value(problem)
                 count_told += len(problems)
     assert count_told
     plan = tmp_path / "plan"
     STRICT.save(plan)
     (tmp_path / "source.toml").write_text('file = "a.csv"\n')
     result = CliRunner().invoke(cli, ["deploy", "check", str(plan), str(tmp_path / "source.toml")])
-    clean(result.output + str(result.exception))
+    check_no_value(result.output + str(result.exception))
 
 
 def test_columns_with_other_names_are_told_by_place(tmp_path):
@@ -473,7 +481,7 @@ def test_files_that_are_something_else_are_told_without_their_content(tmp_path):
         )
         with pytest.raises(InputError) as error:
             cases(source_of(table, tmp_path), PLAN.document.schema)
-        clean(str(error.value))
+        check_no_value(str(error.value))
         assert name in str(error.value)
 
 
@@ -502,17 +510,19 @@ def test_errors_in_a_row_of_a_query_do_not_quote_it(query, tmp_path):
         complaints = [str(error)]
     assert complaints
     for each in complaints:
-        clean(each)
+        check_no_value(each)
 
 
 def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
     class Broken:
+        """A database whose errors quote a value."""
+
         def cursor(self):
             raise RuntimeError(f"cannot decode {NAME}")
 
     with pytest.raises(InputError, match="RuntimeError") as error:
         cases(source_of({"query": "SELECT 1"}, tmp_path), PLAN.document.schema, Broken())
-    clean(str(error.value))
+    check_no_value(str(error.value))
 
 
 def test_times_of_a_parquet_file_that_no_calendar_has(tmp_path):
@@ -532,6 +542,7 @@ BAD = [NAME, f"{NAME}\n", float(NUMBER), [NAME], {NAME: NUMBER}, [[float(NUMBER)
 
 
 def test_requests_are_answered_without_their_values():
+    """Put bad values in every place of every request; no answer may quote one."""
     records, rows = silo(PLAN), federation.Federation(federation.deployed()).processes["silo0"]
     good = {"age": 63, "pain": 1, "sex": "m"}
     command = [
@@ -561,10 +572,10 @@ def test_requests_are_answered_without_their_values():
     for path, given in command:
         try:
             # The number is within what a plan clips, and a decision is made.
-            clean(json.dumps(answers(records, path, given)))
+            check_no_value(json.dumps(answers(records, path, given)))
         except InputError as error:
             count_told += 1
-            clean(str(error))
+            check_no_value(str(error))
     assert count_told > len(command) / 2
     decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
@@ -574,16 +585,16 @@ def test_requests_are_answered_without_their_values():
     ):
         with pytest.raises(InputError) as error:
             answers(rows, "/decide", given)
-        clean(str(error.value))
+        check_no_value(str(error.value))
     for bad_value in (NAME, [float(NUMBER)], 10**400, float("nan")):
         with pytest.raises(InputError) as error:
             answers(rows, "/reward", {"id": decision_id, "reward": bad_value})
-        clean(str(error.value))
+        check_no_value(str(error.value))
     answers(rows, "/reward", {"id": decision_id, "reward": float(NUMBER)})
     for path, more in (("/reward", {"reward": 0.5}), ("/cancel", {})):
         with pytest.raises(InputError, match="has ended already") as error:
             answers(rows, path, {"id": decision_id, **more})
-        clean(str(error.value))
+        check_no_value(str(error.value))
 
 
 def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
@@ -596,7 +607,7 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
     source = source_of({"file": "a.csv", "subject": "who", "action": "sex"}, tmp_path)
     with pytest.raises(InputError) as error:
         cases(source, plan.document.schema)
-    clean(str(error.value).replace(NAME, ""))
+    check_no_value(str(error.value).replace(NAME, ""))
     source = source_of(
         {"file": "a.csv", "subject": "who", "outcomes": {"ill": "score", "well": "score"}}, tmp_path
     )
@@ -608,14 +619,14 @@ def test_a_replay_its_log_status_and_metrics_hold_no_value(tmp_path):
         replay.act(replay.due)
         json_log.look(process)
     assert len(process.party.ended) == 2
-    clean(log.getvalue())
-    clean(json.dumps(process.party.status()))
-    clean(prometheus("silo", silo_numbers(process)))
+    check_no_value(log.getvalue())
+    check_no_value(json.dumps(process.party.status()))
+    check_no_value(prometheus("silo", silo_numbers(process)))
     server = Metrics(process, 0)
     with serving(server):
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
         connection.request("GET", "/metrics", headers={"host": "localhost"})
-        clean(connection.getresponse().read().decode())
+        check_no_value(connection.getresponse().read().decode())
         connection.close()
 
 
@@ -634,7 +645,7 @@ def test_a_replay_that_waits_says_no_value(tmp_path):
     threading.Timer(0.3, stop.set).start()
     replay.run(stop, lines.append)
     assert len(lines) == 1 and lines[0].startswith("the replay waits: ")
-    clean(lines[0])
+    check_no_value(lines[0])
 
 
 def test_the_status_of_a_silo_of_robin_does_not_show_its_own_estimate():

@@ -40,7 +40,8 @@ def fresh(monkeypatch):
     return actual
 
 
-def found_out():
+def harm_found():
+    """Return the description of harm by 2000 hostile envelopes of seed 0."""
     return envelopes.attack((0, 2000))[1]
 
 
@@ -51,17 +52,17 @@ def test_a_hub_that_keeps_what_a_refused_message_said_is_found_out(fresh):
 
     hub = fresh.party("hub")
     hub.handle = MethodType(handle, hub)
-    assert "the state of hub has changed" in found_out()
+    assert "the state of hub has changed" in harm_found()
 
 
 def test_a_wire_that_checks_no_signature_is_found_out(fresh, monkeypatch):
     monkeypatch.setattr(wire, "verified", lambda *_: True)
-    assert re.search("accepted it|has changed", found_out())
+    assert re.search("accepted it|has changed", harm_found())
 
 
 def test_a_party_that_fails_otherwise_is_found_out(fresh, monkeypatch):
     monkeypatch.setattr(SiloParty, "handle", lambda *_: msgspec.msgpack.decode(b""))
-    assert "failed with" in found_out()
+    assert "failed with" in harm_found()
 
 
 def test_a_leave_with_something_in_it_is_refused(fresh):
@@ -70,4 +71,4 @@ def test_a_leave_with_something_in_it_is_refused(fresh):
     signature = fresh.keys["silo2"].sign(plain.signed_part())
     data = msgspec.structs.replace(plain, signature=signature).as_bytes()
     with pytest.raises(InputError, match="the leave of silo2 is malformed"):
-        fresh.party("hub").handle(data, fresh.made.now)
+        fresh.party("hub").handle(data, fresh.deployment.now)

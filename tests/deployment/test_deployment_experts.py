@@ -35,11 +35,13 @@ KINDS = {"silo": ExpertSilo, "hub": ExpertHub}
 
 
 def spec(silos=3, dimension=3, federation_=None, **system):
+    """Return the spec of a deployment of fed-dp-ope-stoch."""
     return exchanges.spec_of_experts(exchanges.TREES | system, silos, dimension, federation_)
 
 
 @lru_cache
 def plan_of(**keys):
+    """Return the compiled plan of a spec with these keys."""
     return plans.compile_plan(spec(**keys))
 
 
@@ -103,14 +105,14 @@ def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
 def test_the_last_weights_are_played_until_the_next_plan_has_some():
     deployment = all_releases(plan_of())
     old = deployment.processes["silo0"].party.model.theta
-    plan, new = exchanges.gone_on(deployment, spec(epsilon=0.5)["system"])
+    plan, new = exchanges.extended_federation(deployment, spec(epsilon=0.5)["system"])
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.tolist()
     assert model_of(silo)["theta"] == old.tolist()
     assert old.tolist() != experts.even_start(plan.executed).tolist()
     decision = new.processes["silo0"].decide()
     assert decision.propensity == old[decision.action]
-    all_releases(plan, made=new)
+    all_releases(plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
 
@@ -190,28 +192,28 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
-def all_releases(plan, late=None, last=LOSSES, made=None):
+def all_releases(plan, late=None, last=LOSSES, deployment=None):
     """Make all releases; the losses of silo1's first decision come in period ``late``."""
-    made = federation.Federation(plan) if made is None else made
-    made.settle()
+    deployment = federation.Federation(plan) if deployment is None else deployment
+    deployment.settle()
     closes = plan.document.calendar.closes
     waiting = None
     for k, close in enumerate(closes):
-        made.now = close - 10.0
+        deployment.now = close - 10.0
         for name in plan.silos:
             for n in range(plan.executed.phases[k].used):
-                decision = made.processes[name].decide()
+                decision = deployment.processes[name].decide()
                 if (name, k, n) == ("silo1", 0, 0):
                     waiting = decision.id
                     if late is None:
-                        made.processes[name].losses(decision.id, last)
+                        deployment.processes[name].losses(decision.id, last)
                 else:
-                    made.processes[name].losses(decision.id, LOSSES)
+                    deployment.processes[name].losses(decision.id, LOSSES)
             if late == k and name == "silo1":
-                made.processes[name].losses(waiting, last)
-        made.now = float(close)
-        made.settle()
-    return made
+                deployment.processes[name].losses(waiting, last)
+        deployment.now = float(close)
+        deployment.settle()
+    return deployment
 
 
 def test_a_loss_enters_its_own_place_or_none():
@@ -223,10 +225,12 @@ def test_a_loss_enters_its_own_place_or_none():
     assert [e.why for e in silo.ended.values()].count("late") == 1
     # In its place, a loss changes only the report of its period, by at most one loss.
     here = all_releases(plan).processes["hub"].party.reports
-    gone = never.processes["hub"].party.reports
-    moved = {key for key in here if here[key] != gone[key]}
+    reports_without = never.processes["hub"].party.reports
+    moved = {key for key in here if here[key] != reports_without[key]}
     assert moved <= {(1, 1)}
-    change = np.abs(exchanges.values(plan, here[1, 1]) - exchanges.values(plan, gone[1, 1])).max()
+    change = np.abs(
+        exchanges.values(plan, here[1, 1]) - exchanges.values(plan, reports_without[1, 1])
+    ).max()
     assert change <= 1.0 / plan.executed.phases[0].batch
 
 
@@ -316,6 +320,7 @@ def test_calls_of_an_application():
 
 
 def schedules(seeds, kinds=KINDS, **chances):
+    """Run schedules of faults, one for each seed, and return them."""
     return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 

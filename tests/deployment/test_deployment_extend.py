@@ -28,17 +28,17 @@ SYSTEM = {"horizon": 10, "batch_size": 5, "epsilon": 0.5, "delta": 1e-6}
 SPEC = {"system": SYSTEM, "calendar": CALENDAR}
 
 
-def add_records(made, releases, rows=None, reward=0.5):
+def add_records(deployment, releases, rows=None, reward=0.5):
     """Add one record at each silo in each period."""
-    made.settle()
-    for close in made.plan.document.calendar.closes[:releases]:
-        made.now = close - 1.0
-        for name in made.plan.silos:
-            silo = made.processes[name]
+    deployment.settle()
+    for close in deployment.plan.document.calendar.closes[:releases]:
+        deployment.now = close - 1.0
+        for name in deployment.plan.silos:
+            silo = deployment.processes[name]
             silo.reward(silo.decide(rows or [[0.5, 0.1, 0.0], [-0.3, 0.8, 0.2]]).id, reward)
-        made.now += 1.0
-        made.settle()
-    return made
+        deployment.now += 1.0
+        deployment.settle()
+    return deployment
 
 
 def first_deployment(protocol="silo-ldp", releases=2, **keys):
@@ -47,24 +47,26 @@ def first_deployment(protocol="silo-ldp", releases=2, **keys):
     return add_records(federation.Federation(federation.deployed(protocol, **keys)), releases)
 
 
-def newest_broadcast(made):
-    broadcasts = made.processes["hub"].party.broadcasts
+def newest_broadcast(deployment):
+    """Return the hub's newest broadcast."""
+    broadcasts = deployment.processes["hub"].party.broadcasts
     return broadcasts[max(broadcasts)]
 
 
-def later_parties(made, plan, ceiling=None):
+def later_parties(deployment, plan, ceiling=None):
     """Return the parties of a later plan, which use the ledgers of the first plan."""
     new = federation.Federation(plan)
     new.now = float(plan.document.calendar.start)
     for name in plan.silos:
         process = new.processes[name]
-        process.ledger = process.party.ledger = ledger = made.ledgers[name]
+        process.ledger = process.party.ledger = ledger = deployment.ledgers[name]
         if ceiling:
             ledger.set_ceiling("records", *ceiling)
     return new
 
 
 def full_matrix(values, d):
+    """Return the covariance of a statistic as a full matrix (d, d)."""
     gram = np.zeros((d, d))
     gram[np.tril_indices(d)] = values[d:]
     return gram + np.tril(gram, -1).T
@@ -136,6 +138,7 @@ def test_the_radius_of_both_holds_where_each_does():
 
 
 def unit(rng):
+    """Return a uniformly random unit vector of three entries."""
     draws = rng.normal(size=3)
     return draws / np.linalg.norm(draws)
 
@@ -224,6 +227,7 @@ def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more)
 
 
 def reloaded(plan, **fields):
+    """Return a plan of which some fields are replaced, read again from its bytes."""
     document = msgspec.structs.replace(plan.document, **fields)
     return plans.load(msgspec.msgpack.encode([plans.spelled(document), {}]))
 
@@ -317,6 +321,7 @@ def test_the_ledger_and_the_certificate_compose_both_plans(protocol):
 
 
 def mu_of(epsilon):
+    """Return the mu of Gaussian DP whose epsilon at delta = 1e-6 is `epsilon`, by bisection."""
     low, high = 0.0, 10.0
     for _ in range(100):
         middle = (low + high) / 2
@@ -378,12 +383,14 @@ def home(tmp_path_factory):
 
 
 def folders_write(data):
+    """Return the write that stores broadcast 1."""
     from fastfed.deployment.store import Write
 
     return Write("broadcast", "1", data)
 
 
 def run(*arguments):
+    """Run `deploy` with these arguments in this process."""
     return CliRunner().invoke(cli, ["deploy", *map(str, arguments)])
 
 
@@ -488,6 +495,7 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
 
 
 def decided(folder):
+    """Return a decision of the silo of a folder, asked through the silo's socket."""
     from fastfed.deployment.client import Client
 
     return Client(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])

@@ -46,29 +46,31 @@ class Nodes:
     """A federation behind Flower nodes, with lost and repeated messages and killed parties."""
 
     def __init__(self, plan, seed=0, faults=0.0):
-        self.made = federation.Federation(plan)
+        self.deployment = federation.Federation(plan)
         self.plan, self.random, self.faults = plan, random.Random(seed), faults
-        self.at = {n: i for i, n in enumerate(self.made.processes, 1) if n != "hub"}
+        self.at = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
         self.now, self.kills, self.told, self.late = 0.0, 0, [], []
         self.mail = self.opened()
 
     def opened(self):
-        return flower.Mail(self.made.processes["hub"], 1.0, 5.0, self.told.append)
+        """Return the mail of the hub."""
+        return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.told.append)
 
     def kill(self, name):
-        """A new process on what is durable: SIGKILL, as far as a party can tell."""
-        old, plan, key = self.made.processes[name], self.plan, federation.secret(name)
-        store, clock = MemoryStore(list(old.store.writes())), lambda: self.made.now
+        """Replace a process by a new one with what was durable, as after SIGKILL."""
+        old, plan, key = self.deployment.processes[name], self.plan, federation.secret(name)
+        store, clock = MemoryStore(list(old.store.writes())), lambda: self.deployment.now
         if name in plan.silos:
             process = SiloProcess(SiloParty(plan, name, key, old.ledger), store, old.ledger, clock)
         else:
             process = Process((Hub if name == "hub" else Helper)(plan, key), store, None, clock)
-        self.made.processes[name] = process
+        self.deployment.processes[name] = process
         self.kills += 1
         if name == "hub":
             self.mail = self.opened()
 
     def chance(self):
+        """Return whether a fault happens now."""
         return self.random.random() < self.faults
 
     def answered(self, name, letters):
@@ -76,14 +78,14 @@ class Nodes:
         if self.chance():
             return None
         if self.chance():
-            flower.pass_to_party(self.made.processes[name], letters, silence)
-        answers = flower.pass_to_party(self.made.processes[name], letters, silence)
+            flower.pass_to_party(self.deployment.processes[name], letters, silence)
+        answers = flower.pass_to_party(self.deployment.processes[name], letters, silence)
         if self.chance():
             self.kill(name)
         return None if self.chance() else answers
 
     def turn(self):
-        """One look of the ServerApp at its nodes."""
+        """Let the ServerApp send letters to all nodes and receive their answers once."""
         self.now += 1.0
         for node, letters in self.mail.outgoing(self.at.values(), self.now).items():
             (name,) = (n for n, i in self.at.items() if i == node)
@@ -100,13 +102,13 @@ class Nodes:
             self.kill("hub")
 
 
-def learn(made, plan, release):
+def learn(deployment, plan, release):
     """Make one decision and its reward at each silo, just before the period of a release ends."""
-    made.now = plan.document.calendar.closes[release - 1] - 1.0
+    deployment.now = plan.document.calendar.closes[release - 1] - 1.0
     for name in plan.silos:
-        silo = made.processes[name]
+        silo = deployment.processes[name]
         silo.reward(silo.decide(ROWS).id, 0.5)
-    made.now += 1.0
+    deployment.now += 1.0
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.15])
@@ -115,19 +117,19 @@ def test_whatever_happens_to_mail_and_processes_the_model_is_that_of_a_calm_run(
     plan = federation.deployed(protocol)
     nodes, undisturbed = Nodes(plan, 7, faults), federation.Federation(plan)
     for release in (1, 2, 3):
-        for each in (nodes.made, undisturbed):
+        for each in (nodes.deployment, undisturbed):
             learn(each, plan, release)
         undisturbed.settle()
         wanted = undisturbed.processes["silo0"].party.model
         assert wanted.release == release
         for _ in range(1000):
             nodes.turn()
-            models = [nodes.made.processes[name].party.model for name in plan.silos]
+            models = [nodes.deployment.processes[name].party.model for name in plan.silos]
             if all(model.release == release for model in models):
                 break
         assert all(model.release == release for model in models)
         assert all(model.theta.tolist() == wanted.theta.tolist() for model in models)
-    hub, other = (each.processes["hub"].party for each in (nodes.made, undisturbed))
+    hub, other = (each.processes["hub"].party for each in (nodes.deployment, undisturbed))
     assert hub.broadcasts == other.broadcasts and not hub.alarms
     assert not any("digest" in text for text in nodes.told)
     assert nodes.kills > 10 if faults else nodes.kills == 0
@@ -138,30 +140,30 @@ def test_a_calm_release_takes_two_messages_to_each_node():
     nodes = Nodes(plan)
     for _ in range(4):
         nodes.turn()
-    learn(nodes.made, plan, 1)
+    learn(nodes.deployment, plan, 1)
     nodes.turn()
-    assert len(nodes.made.processes["hub"].party.broadcasts) == 1
+    assert len(nodes.deployment.processes["hub"].party.broadcasts) == 1
     nodes.turn()
-    assert all(nodes.made.processes[name].party.model.release == 1 for name in plan.silos)
+    assert all(nodes.deployment.processes[name].party.model.release == 1 for name in plan.silos)
 
 
 def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
     """After each start a silo must first get an answer of the hub, so a ClientApp is a courier."""
     plan = federation.deployed()
     nodes = Nodes(plan)
-    learn(nodes.made, plan, 1)
+    learn(nodes.deployment, plan, 1)
     for _ in range(20):
         nodes.turn()
         for name in plan.silos:
             nodes.kill(name)
-    silo = nodes.made.processes["silo0"].party
-    assert not silo.sealed and len(nodes.made.processes["hub"].party.joined) == 3
+    silo = nodes.deployment.processes["silo0"].party
+    assert not silo.sealed and len(nodes.deployment.processes["hub"].party.joined) == 3
 
 
 def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
     plan = federation.deployed()
     nodes = Nodes(plan)
-    nodes.mail = flower.Mail(nodes.made.processes["hub"], 100.0, 500.0, silence)
+    nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 100.0, 500.0, silence)
     nodes.turn()
     assert nodes.mail.outgoing(nodes.at.values(), nodes.now) == {}
     assert sorted(nodes.mail.outgoing(nodes.at.values(), nodes.now + 100.0)) == [1, 2, 3]
@@ -181,10 +183,11 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     take = nodes.mail.incoming
 
     def incoming(node, letters):
+        """Deliver spoiled copies of the letters in the thief's name, then the letters."""
         seen.extend(letters)
         # First: so that the thief is known by the name before the silo is.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
-        take(thief, flower.pass_to_party(other.made.processes["silo0"], [], silence))
+        take(thief, flower.pass_to_party(other.deployment.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
@@ -192,16 +195,18 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     answered = nodes.answered
     nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
     for release in (1, 2):
-        for each in (nodes.made, undisturbed):
+        for each in (nodes.deployment, undisturbed):
             learn(each, plan, release)
         undisturbed.settle()
         for _ in range(6):
             nodes.turn()
     for name in plan.silos:
-        models, wanted = (each.processes[name].party.model for each in (nodes.made, undisturbed))
+        models, wanted = (
+            each.processes[name].party.model for each in (nodes.deployment, undisturbed)
+        )
         assert models.release == wanted.release == 2
         assert models.theta.tolist() == wanted.theta.tolist()
-    hub = nodes.made.processes["hub"].party
+    hub = nodes.deployment.processes["hub"].party
     assert hub.broadcasts == undisturbed.processes["hub"].party.broadcasts and not hub.alarms
     assert seen and any(text.startswith("node 99") for text in messages)
     assert not any(re.search(r"\d\.\d", text) for text in messages)
@@ -210,15 +215,15 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
 def test_a_full_disk_ends_no_run():
     plan, messages = federation.deployed(), []
     nodes = Nodes(plan)
-    nodes.mail = flower.Mail(nodes.made.processes["hub"], 1.0, 5.0, messages.append)
-    store = nodes.made.processes["hub"].store
+    nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 1.0, 5.0, messages.append)
+    store = nodes.deployment.processes["hub"].store
     write, store.write = store.write, raise_full_disk
     nodes.turn()
     assert set(messages) == {f"node {i}: database or disk is full" for i in (1, 2, 3)}
-    assert not nodes.made.processes["hub"].party.joined
+    assert not nodes.deployment.processes["hub"].party.joined
     store.write = write
     nodes.turn()
-    assert set(nodes.made.processes["hub"].party.joined) == set(plan.silos)
+    assert set(nodes.deployment.processes["hub"].party.joined) == set(plan.silos)
 
 
 def raise_full_disk(_):
@@ -350,6 +355,7 @@ class FakeGrid:
         return list(self.nodes)
 
     def push_messages(self, messages):
+        """Call the ClientApp of each receiver; return the ids of the messages."""
         from flwr.app import Context, RecordDict
 
         ids = []
@@ -368,6 +374,7 @@ class FakeGrid:
         return ids
 
     def called(self, message, context):
+        """Return the reply of the ClientApp to a message, and keep its letters."""
         reply = flower.client_app(message, context)
         if reply.has_content():
             self.letters.setdefault(message.metadata.dst_node_id, []).extend(
@@ -376,6 +383,7 @@ class FakeGrid:
         return reply
 
     def pull_messages(self, ids):
+        """Return the replies that have not been lost."""
         return [self.replies.pop(i) for i in ids if i in self.replies]
 
 
@@ -477,11 +485,12 @@ class Network:
 
     def environment(self, name):
         """Return the folder of Flower of one machine."""
-        made = self.home / "flwr" / name.replace(" ", "-")
-        made.mkdir(parents=True, exist_ok=True)
-        return made
+        folder = self.home / "flwr" / name.replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def variables(self, name):
+        """Return the environment variables of a process."""
         return os.environ | {
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "FLWR_HOME": str(self.environment(name)),
@@ -492,6 +501,7 @@ class Network:
         }
 
     def start(self, name):
+        """Start a process."""
         with (self.home / "log").open("a") as log:
             self.running[name] = subprocess.Popen(
                 [str(part) for part in self.commands[name]],
@@ -499,10 +509,12 @@ class Network:
             )  # fmt: skip
 
     def kill(self, name):
+        """Kill a process."""
         self.running[name].kill()
         self.running[name].wait()
 
     def again(self, name):
+        """Kill a process and start it again."""
         self.kill(name)
         self.start(name)
 
@@ -522,11 +534,11 @@ class Network:
         """Yield processes of a kind that Flower has started for a port."""
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                message = (entry / "cmdline").read_bytes().decode().split("\0")
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if any(part.endswith(kind) for part in message[:2]) and any(
-                part.endswith(f":{port}") for part in message
+            if any(part.endswith(kind) for part in arguments[:2]) and any(
+                part.endswith(f":{port}") for part in arguments
             ):
                 yield int(entry.name)
 
@@ -566,6 +578,7 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
     network = Network(tmp_path, plan, 5.0)
 
     def waits(wanted):
+        """Wait until the status of every silo is as wanted; return all statuses."""
         while True:
             actual = [demo.repeat_until(lambda c=c: c.call("status"), until) for c in clients]
             if all(map(wanted, actual)):

@@ -28,12 +28,14 @@ SETTINGS = {"epsilon": 1.0, "delta": 1e-6, "period": 3600, "releases": 3, "batch
 
 
 def replace(source, target):
+    """Replace a file by a copy of another."""
     target.unlink(missing_ok=True)
     shutil.copy(source, target)
 
 
 @pytest.fixture
 def home(tmp_path):
+    """Return a folder with the files of all parties of a site."""
     site(tmp_path)
     return tmp_path
 

@@ -34,11 +34,12 @@ BATCH, SILOS = 60, 5
 
 
 class Liar(SiloParty):
-    """Sends these bias sums instead of its own; without some, the most that the door lets pass."""
+    """Sends these bias sums (None: the largest that the hub accepts) instead of its own."""
 
     bias: float | None = None
 
     def report(self, release):
+        """Return a report with these sums."""
         values, d = np.zeros(self.plan.statistic_size), self.plan.dimension
         most = self._range.report(release)[:d]
         values[:d] = -0.99 * most if self.bias is None else self.bias
@@ -108,7 +109,7 @@ def test_a_silo_that_lies_is_named_and_its_harm_is_capped():
 
 @pytest.mark.parametrize(("protocol", "bias"), [("silo-ldp", -1000.0), ("central", -64_000.0)])
 def test_a_false_bias_is_refused_at_the_door_where_records_are_few(protocol, bias):
-    """It was summed up, and the group's regret went from 196 to 15 157."""
+    """Without the check, the false bias raised the group's regret from 196 to 15 157."""
     regret, deployment = group(lies=True, bias=bias, protocol=protocol, releases=2)
     hub = deployment.processes["hub"].party
     assert {silo for _, silo in hub.reports} == {0, 1, 2, 3} and len(hub.broadcasts) == 2
@@ -176,6 +177,7 @@ def test_a_prefix_of_tree_nodes_has_the_noise_of_all_of_them():
 
 
 def full_matrix(packed, d=3):
+    """Return the full symmetric matrix (d, d) of a packed lower triangle."""
     gram = np.zeros((d, d))
     gram[np.tril_indices(d)] = packed
     return gram + np.tril(gram, -1).T
@@ -234,7 +236,7 @@ def honest(plan, rng, theta, rows):
 
 @pytest.mark.parametrize("epsilon", [0.5, 50.0])
 def test_false_alarms_are_as_rare_as_is_said(epsilon):
-    """One in ten plans may have one; of 150, fewer than 29 (five standard deviations above 15)."""
+    """One in ten plans may have a false alarm: of 150 plans fewer than 29 (15 + 5 deviations)."""
     system = {"batch_size": 40, "epsilon": epsilon}
     plan = federation.deployed(batch=40, dimension=3, silos=4, system=system).plan
     alarm, rng = Alarm(plan, 0.1), np.random.default_rng(7)

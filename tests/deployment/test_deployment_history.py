@@ -54,11 +54,12 @@ class Slow(MemoryStore):
         time.sleep(self.seconds)
 
 
-def silo_of(made, store, name="silo0"):
+def silo_of(deployment, store, name="silo0"):
+    """Return a process of a silo that keeps its state in a store."""
     ledger = Ledger(":memory:")
     ledger.set_ceiling("records", 20.0, 1e-5)
-    party = party_of(made.plan, name, federation.secret(name), ledger)
-    return SiloProcess(party, store, ledger, lambda: made.now)
+    party = party_of(deployment.plan, name, federation.secret(name), ledger)
+    return SiloProcess(party, store, ledger, lambda: deployment.now)
 
 
 def use(silo, rows, value, subject=None, ends=True):
@@ -79,7 +80,7 @@ def learn(silo, name, rows, value):
 
 
 def state_of(process):
-    """All of a silo's state that is saved, without what is cached or of the process alone."""
+    """Return all state of a silo that it saves."""
     names = ("sealed", "unreported", "broadcasts", "alarms", "leave_reason")
     state = {name: getattr(process.party, name) for name in names}
     return state | federation.learned(process.party)
@@ -114,20 +115,23 @@ def test_two_rewards_of_a_decision_at_once_are_one_and_a_refusal():
     silo = silo_of(deployment, Slow())
     decision = silo.decide(ROWS)
 
-    def told(reward):
+    def error_of(reward):
+        """Reward the decision; return the message of the error, or None."""
         try:
             silo.reward(decision.id, reward)
         except InputError as error:
             return str(error)
 
     with ThreadPoolExecutor(4) as pool:
-        message = list(pool.map(told, [0.25, 0.75, 0.25, 0.75]))
-    assert sum(one is None for one in message) == 2 and silo.party.ended.count == 1
+        errors = list(pool.map(error_of, [0.25, 0.75, 0.25, 0.75]))
+    assert sum(one is None for one in errors) == 2 and silo.party.ended.count == 1
     assert silo.party.ended[decision.id].reward in (0.25, 0.75)
 
 
 def test_a_full_disk_changes_nothing_and_later_calls_go_on():
     class Failing(Slow):
+        """A store whose disk is full."""
+
         fails = False
 
         def append(self, writes):
@@ -211,8 +215,8 @@ def test_many_are_answered_one_by_one():
     rewards = [{"id": one["id"], "reward": 0.5} for one in decisions if "id" in one]
     rewards[0] = {"id": "none", "reward": 0.5}
     rewards[1]["reward"] = "high"
-    told = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
-    assert [k for k, one in enumerate(told) if one] == [0, 1] and len(store.syncs) == 2
+    errors = answers(silo, "/reward_many", {"rewards": rewards})["rewards"]
+    assert [k for k, one in enumerate(errors) if one] == [0, 1] and len(store.syncs) == 2
     for wrong in ({}, {"decisions": {}}, {"decisions": [{}] * 10_001}, {"others": []}):
         with pytest.raises(InputError, match="decisions"):
             answers(silo, "/decide_many", wrong)
@@ -266,10 +270,10 @@ def test_a_call_that_waited_for_a_refused_message_is_answered(tmp_path, monkeypa
         # The message waits for the sync of the first call; the second call waits for the message.
         first = pool.submit(Client(path).decide, ROWS, "ada")
         time.sleep(0.15)
-        message = pool.submit(silo.handle, b"")
+        handled = pool.submit(silo.handle, b"")
         time.sleep(0.15)
         second = pool.submit(Client(path).decide, ROWS, "eve")
-        assert first.result(10).learns and isinstance(message.exception(10), InputError)
+        assert first.result(10).learns and isinstance(handled.exception(10), InputError)
         assert second.result(10).learns
 
 
@@ -305,6 +309,7 @@ def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_p
 
 
 def plan_of(kind):
+    """Return the plan of a kind."""
     from test_deployment_membership import plan_of
 
     return small_plan(kind) if kind in OTHERS else plan_of(kind)
@@ -356,7 +361,7 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
 
 
 def test_a_snapshot_of_an_earlier_version_is_used():
-    """It has no attributes of subclasses, which had no snapshots."""
+    """An earlier snapshot lacks the attributes of subclasses, which had no snapshots."""
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, store := MemoryStore())
     silo.reward(silo.decide(ROWS, "ada").id, 0.5)
@@ -410,8 +415,9 @@ def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
 # ---- erasing -------------------------------------------------------------------------------------
 
 
-def files_with(folder, what):
-    return [file.name for file in folder.iterdir() if what in file.read_bytes()]
+def files_with(folder, content):
+    """Return the names of the files of a folder that contain some bytes."""
+    return [file.name for file in folder.iterdir() if content in file.read_bytes()]
 
 
 class OnDisk(federation.Federation):
@@ -423,6 +429,7 @@ class OnDisk(federation.Federation):
         self.reopen()
 
     def reopen(self):
+        """Open silo 0 again from its files."""
         self.ledgers["silo0"] = ledger = Ledger(str(self.folder / "ledger"))
         ledger.set_ceiling("records", 20.0, 1e-5)
         party = party_of(self.plan, "silo0", federation.secret("silo0"), ledger)
@@ -432,6 +439,7 @@ class OnDisk(federation.Federation):
 
 @pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
 def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, tmp_path):
+    """Search the files for marks in the records, before and after records are erased."""
     undisturbed = federation.Federation(plan_of(kind))
     deployment = OnDisk(undisturbed.plan, tmp_path)
     rng = random.Random(11)
@@ -473,8 +481,11 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, 
     silo.close()
 
 
-def lived(folder, erases, kind="silo-ldp"):
-    """A federation in which silo0 has 80 records of each release; the size of its file."""
+def file_size_after_releases(folder, erases, kind="silo-ldp"):
+    """Return the size of the file of silo0 after 80 records in each release.
+
+    `erases`, if it is not None, is called after each release.
+    """
     folder.mkdir()
     deployment = OnDisk(plan_of(kind), folder)
     deployment.settle()
@@ -493,8 +504,10 @@ def lived(folder, erases, kind="silo-ldp"):
 
 
 def test_the_file_uses_the_room_of_erased_records_again(tmp_path):
-    erased = lived(tmp_path / "a", lambda made: made.processes["silo0"].erase(-1.0))
-    assert erased < 0.7 * lived(tmp_path / "b", None)
+    erased = file_size_after_releases(
+        tmp_path / "a", lambda deployment: deployment.processes["silo0"].erase(-1.0)
+    )
+    assert erased < 0.7 * file_size_after_releases(tmp_path / "b", None)
 
 
 def test_calls_go_on_while_records_are_erased(tmp_path):
@@ -503,6 +516,7 @@ def test_calls_go_on_while_records_are_erased(tmp_path):
     silo, stop, failed = deployment.processes["silo0"], threading.Event(), []
 
     def calls():
+        """Decide and reward until the test stops this thread; note an error."""
         while not stop.is_set():
             try:
                 silo.reward(silo.decide(ROWS).id, 0.375)
@@ -536,16 +550,18 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
 
     steps = [0]
 
-    def erases(made):
-        silo = made.processes["silo0"]
+    def erases(deployment):
+        """Erase records, killed before each statement of SQL in turn."""
+        silo = deployment.processes["silo0"]
         before, names = state_of(silo), set(silo.party.decisions)
         for stop in range(20):
-            left = [stop]
+            statements_left = [stop]
 
-            def traced(statement, left=left):
-                if left[0] == 0:
+            def traced(statement, statements_left=statements_left):
+                """Count down the statements of SQL, and raise Killed at the last."""
+                if statements_left[0] == 0:
                     raise Killed
-                left[0] -= 1
+                statements_left[0] -= 1
 
             db = silo.store._db
 
@@ -568,9 +584,9 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
                 steps[0] += 1
                 silo.store._db = db
                 silo.store.close()
-                made.ledgers["silo0"].close()
-                made.reopen()
-                silo = made.processes["silo0"]
+                deployment.ledgers["silo0"].close()
+                deployment.reopen()
+                silo = deployment.processes["silo0"]
                 assert state_of(silo) == before
                 # What is there is whole: each decision has its end, and no end lacks its decision.
                 assert set(silo.party.ended) == set(silo.party.decisions)
@@ -580,11 +596,11 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
         assert len(list(silo.party.ended)) <= 1 and state_of(silo) == before
         # What a killed process had erased is in no file either.
         erased = names - set(silo.party.decisions)
-        content = b"".join(file.read_bytes() for file in made.folder.iterdir())
+        content = b"".join(file.read_bytes() for file in deployment.folder.iterdir())
         assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
-        made.settle()
+        deployment.settle()
 
-    lived(tmp_path / "a", erases, kind)
+    file_size_after_releases(tmp_path / "a", erases, kind)
     assert steps[0] > 12
 
 
@@ -631,6 +647,7 @@ def test_losses_of_an_overdue_decision_that_has_expired_are_dropped():
 
 @pytest.mark.slow
 def test_kills_under_load_lose_and_double_nothing(tmp_path):
+    """Kill a silo while 16 clients decide and reward; then read all that they were answered."""
     import serving as load
 
     rounds = int(os.environ.get("FASTFED_KILLS", "5"))
@@ -639,6 +656,7 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path):
     stop = threading.Event()
 
     def client(number):
+        """Decide and reward until the test stops; note what was answered."""
         rng = np.random.default_rng(number)
         with Client(folder / "silo.sock", wait=60.0) as silo:
             k = 0

@@ -21,13 +21,15 @@ HUB = Identity(federation.secret("hub"))
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(deployed(protocol, **keys))
     deployment.settle()
     return deployment
 
 
-def signed(made, release, body):
-    return made.plan.wire.signed(HUB, "hub", release, body)
+def signed(deployment, release, body):
+    """Return a body as a message that the hub signed."""
+    return deployment.plan.wire.signed(HUB, "hub", release, body)
 
 
 # ---- open periods --------------------------------------------------------------------------------
@@ -35,7 +37,7 @@ def signed(made, release, body):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
 def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
-    """Such a message could make a silo send its session, and later seal a second row, same mask."""
+    """The message could make a silo send its session, and later seal a second row, same mask."""
     deployment = running(protocol)
     silo = deployment.processes["silo0"]
     deployment.now = federation.START + 10.0
@@ -89,7 +91,7 @@ def test_a_row_is_sealed_only_with_the_session_that_it_belongs_to():
     assert not silo.party.sealed and not deployment.ledgers["silo0"].charges("records")
 
 
-# ---- silos that are told different things --------------------------------------------------------
+# ---- silos that get different messages -----------------------------------------------------------
 
 
 def test_a_set_that_silos_did_not_report_for_is_refused():
@@ -116,24 +118,27 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
 
 
 def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
+    """Let the hub send silo 0 a second broadcast in each release."""
     deployment = running()
     served(deployment, 1)
     hub, liar = deployment.processes["hub"], {}
 
     def doubled(data):
         """Return a second, different broadcast of the same set for silo0, signed by the hub."""
-        actual = deployment.plan.wire.read(data)
-        if actual.kind != "news":
+        envelope = deployment.plan.wire.read(data)
+        if envelope.kind != "news":
             return data
-        body = deployment.plan.wire.body(actual, wire.News)
-        message = deployment.plan.wire.body(deployment.plan.wire.read(body.broadcast), Broadcast)
-        if actual.release == 1:
-            message = msgspec.structs.replace(message, values=wire.packed(np.ones(5)))
+        news = deployment.plan.wire.body(envelope, wire.News)
+        broadcast = deployment.plan.wire.body(deployment.plan.wire.read(news.broadcast), Broadcast)
+        if envelope.release == 1:
+            broadcast = msgspec.structs.replace(broadcast, values=wire.packed(np.ones(5)))
         else:
             # The broadcast has to follow the last broadcast of silo0.
-            message = msgspec.structs.replace(message, before=wire.digest(liar[actual.release - 1]))
-        liar[actual.release] = signed(deployment, actual.release, message)
-        return signed(deployment, actual.release, wire.News(liar[actual.release], body.seen))
+            broadcast = msgspec.structs.replace(
+                broadcast, before=wire.digest(liar[envelope.release - 1])
+            )
+        liar[envelope.release] = signed(deployment, envelope.release, broadcast)
+        return signed(deployment, envelope.release, wire.News(liar[envelope.release], news.seen))
 
     silo0 = deployment.processes["silo0"]
     honest = silo0.handle
@@ -153,11 +158,15 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 # ---- a helper that is restored -------------------------------------------------------------------
 
 
-def restored(made, writes):
+def restored(deployment, writes):
+    """Put a helper with earlier writes in place of the present one, and return it."""
     helper = Process(
-        Helper(made.plan, federation.secret("helper")), MemoryStore(writes), None, lambda: made.now
+        Helper(deployment.plan, federation.secret("helper")),
+        MemoryStore(writes),
+        None,
+        lambda: deployment.now,
     )
-    made.add(helper)
+    deployment.add(helper)
     return helper
 
 

@@ -86,14 +86,16 @@ def test_a_hub_that_does_not_listen_is_caught():
 # ---- one by one ----------------------------------------------------------------------------------
 
 
-def put_back(made, writes):
-    hub = Hub(made.plan, federation.secret("hub"))
-    process = Process(hub, MemoryStore(writes), None, lambda: made.now)
-    made.add(process)
+def put_back(deployment, writes):
+    """Put a hub with earlier writes, a backup, in place of the present one, and return it."""
+    hub = Hub(deployment.plan, federation.secret("hub"))
+    process = Process(hub, MemoryStore(writes), None, lambda: deployment.now)
+    deployment.add(process)
     return process
 
 
 def started(protocol="silo-ldp"):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
     return deployment
@@ -124,7 +126,7 @@ def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
     Process(Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
 
 
-def straggling():
+def without_silo2_in_first_set():
     """Return a federation whose first set lacks silo2, and the hub's log before that set."""
     deployment = started()
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
@@ -143,7 +145,7 @@ def straggling():
 
 def test_the_set_that_was_opened_is_opened_again_and_no_other():
     """All three silos have reports by now, but the broadcast that silos have is of two reports."""
-    deployment, backup, sent = straggling()
+    deployment, backup, sent = without_silo2_in_first_set()
     again = put_back(deployment, backup)
     # The hub opens no set before silos have contacted it, however long it waits.
     assert again.tick() == () and not again.party.sets
@@ -156,7 +158,7 @@ def test_the_set_that_was_opened_is_opened_again_and_no_other():
 
 def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
     """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
-    deployment, backup, sent = straggling()
+    deployment, backup, sent = without_silo2_in_first_set()
     absent_silos = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [absent_silos[name].party.sealed[1] for name in ("silo0", "silo1")]
     again = put_back(deployment, backup[: next(
@@ -213,6 +215,7 @@ def test_only_the_hubs_own_broadcasts_remind_it():
 
 
 def wire_step():
+    """Return a step without writes and messages."""
     from fastfed.deployment.party import Step
 
     return Step()
@@ -281,7 +284,7 @@ def test_a_new_report_leaves_once():
 
 
 def test_a_hub_asks_the_helper_which_set_it_has_opened():
-    """No silo has the broadcast, but the helper opened the set before the log was put back."""
+    """No silo has the broadcast, but the helper opened the set before the hub was restored."""
     deployment = started("secure-sum")
     plan, hub, helper = deployment.plan, deployment.processes["hub"], deployment.processes["helper"]
     backup = list(hub.store.writes())

@@ -31,6 +31,7 @@ class Killer(threading.Thread):
         self.counts = dict.fromkeys([child.name for child in children], 0)
 
     def run(self):
+        """Kill until there were KILLS kills or the test ends."""
         while not self.over and sum(self.counts.values()) < KILLS:
             time.sleep(float(self.rng.uniform(0, self.gap)))
             child = self.children[int(self.rng.integers(len(self.children)))]

@@ -44,15 +44,16 @@ ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
 
 def plan_of(case):
+    """Return the plan of a case: two releases of two rounds each."""
     protocol, tables = CASES[case]
     return deployed(protocol, batches=2, batch=2, **tables)
 
 
-def with_secrets(made, run):
+def with_secrets(deployment, run):
     """Give all parties secrets that depend on the number of the run."""
-    plan = made.plan
+    plan = deployment.plan
     for name in (*plan.silos, "hub"):
-        party = made.processes[name].party
+        party = deployment.processes[name].party
         secret_of_run = keyed_digest(
             b"law" + bytes(29), b"tests", name.encode(), run.to_bytes(4, "big")
         )
@@ -130,10 +131,12 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
 
 
-def chi_square(found, wanted):
+def chi_square(actual, expected):
     """Return the p-value of a chi-square test that two samples have the same distribution."""
-    ends = np.quantile(np.concatenate([found, wanted]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
-    counts = [np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (found, wanted)]
+    ends = np.quantile(np.concatenate([actual, expected]), np.linspace(0.0, 1.0, BINS + 1)[1:-1])
+    counts = [
+        np.bincount(np.searchsorted(ends, each), minlength=BINS) for each in (actual, expected)
+    ]
     return float(stats.chi2_contingency(counts)[1])
 
 

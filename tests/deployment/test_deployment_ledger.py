@@ -72,14 +72,17 @@ def charge(folder, plan):
 
 
 def run(*arguments):
+    """Run a command in this process."""
     return CliRunner().invoke(cli, [str(each) for each in arguments])
 
 
 def words(result):
+    """Return the output of a command without frames and line ends."""
     return " ".join(result.output.replace("│", " ").split())
 
 
 def spent(file):
+    """Return the epsilon that each dataset has spent, by the ledger in a file."""
     return {line["dataset"]: line["spent_epsilon"] for line in spent_lines(Ledger.read(file))}
 
 

@@ -30,6 +30,7 @@ OF_FOUR = tuple(bytes([i]) * 32 for i in range(4))
 
 
 def masks_of(plan, i):
+    """Return the pairwise masks of silo i."""
     return PairMasks(plan, i, Identity(federation.secret(f"silo{i}")))
 
 
@@ -158,6 +159,7 @@ def test_a_report_with_a_share_is_refused():
 
 
 def schedules(seeds, **keys):
+    """Run schedules of faults, one for each seed, and return them."""
     worlds = [World(deployed(MASKS), seed, **keys) for seed in seeds]
     for world in worlds:
         world.run()
@@ -175,26 +177,26 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
-def reborn(made):
+def silo_without_state(deployment):
     """Return silo 0 without state and ledger; the hub has received none of its reports."""
-    plan, ledger = made.plan, Ledger(":memory:")
+    plan, ledger = deployment.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
-    process = SiloProcess(party, MemoryStore(), ledger, lambda: made.now)
+    process = SiloProcess(party, MemoryStore(), ledger, lambda: deployment.now)
     nonce = plan.wire.body(plan.wire.read(process.tick()[0].data), wire.Join).nonce
     hub = Identity(federation.secret("hub"))
 
     def say(body):
         return process.handle(plan.wire.signed(hub, "hub", 1, body))[1]
 
-    made.now = plan.document.calendar.closes[0] - 10.0
+    deployment.now = plan.document.calendar.closes[0] - 10.0
     process.reward(process.decide(ROWS).id, 0.0)
-    made.now += 10.0
+    deployment.now += 10.0
     say(wire.Receipt(0, (), nonce))
     asked = process.tick()[0]
     (session,) = plan.wire.body(plan.wire.read(asked.data), wire.Sessions).values
-    heard = made.processes["hub"].party.sessions
-    old = tuple(heard[1, i] for i in range(3))
+    sessions = deployment.processes["hub"].party.sessions
+    old = tuple(sessions[1, i] for i in range(3))
     assert session != old[0]
     # The old list does not hold this silo's session. With a new list, the silo reports again.
     assert not say(wire.Sessions(old)) and not process.party.sealed
@@ -217,7 +219,7 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
     deployment.settle()
     period(deployment, 1)
     plan, words = deployment.plan, []
-    for data in (deployment.processes["hub"].party.reports[1, 0], reborn(deployment)):
+    for data in (deployment.processes["hub"].party.reports[1, 0], silo_without_state(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
     # With equal masks, the difference is the difference of the records plus two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))
@@ -247,13 +249,16 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
     hub, plan = deployment.processes["hub"], deployment.plan
     identity = Identity(federation.secret("silo0"))
 
-    def told(session, release=1):
+    def sessions_message(session, release=1):
         return plan.wire.signed(identity, "silo0", release, wire.Sessions((session,)))
 
-    assert not hub.handle(told(bytes(32)))[0].problem
-    assert "another session of release 1" in hub.handle(told(b"x" * 32))[0].problem
+    assert not hub.handle(sessions_message(bytes(32)))[0].problem
+    assert "another session of release 1" in hub.handle(sessions_message(b"x" * 32))[0].problem
     assert hub.party.sessions == {(1, 0): bytes(32)}
-    for data, message in [(told(b"x"), "32 bytes"), (told(bytes(32), 5), "of no release")]:
+    for data, message in [
+        (sessions_message(b"x"), "32 bytes"),
+        (sessions_message(bytes(32), 5), "of no release"),
+    ]:
         with pytest.raises(wire.Refused, match=message):
             hub.handle(data)
     shares = federation.Federation(deployed("secure-sum"))
@@ -273,14 +278,14 @@ def test_nothing_enters_a_leaf_whose_session_was_told():
     silo.reward(early, 1.0)
     deployment.now = 1100.0
     deployment.settle()
-    told = silo.party.sessions.sent[1]
+    sent_session = silo.party.sessions.sent[1]
     # Its clock goes back, and nothing is sealed yet.
     deployment.now = 1090.0
     silo.reward(late, 1.0)
     assert [e.leaf for e in silo.party.ended.values()] == [1, 2] and not silo.party.sealed
     deployment.now, deployment.processes["silo2"] = 1100.0, absent_silo
     deployment.settle()
-    assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == told
+    assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == sent_session
 
 
 def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks():
@@ -344,10 +349,10 @@ class Opener(Hub):
     """A planted fault: a hub that opens a release without late silos."""
 
     def _open_next_set(self, release, now):
-        came = [i for i in range(self.plan.silos) if (release, i) in self.reports]
-        if not came:
+        reporting = [i for i in range(self.plan.silos) if (release, i) in self.reports]
+        if not reporting:
             return Step()
-        entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in came[:2])
+        entries = tuple(wire.entry_of(i, self.reports[release, i]) for i in reporting[:2])
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
 

@@ -40,6 +40,7 @@ KINDS = {
 
 
 def plan_of(kind):
+    """Return a plan of two silos of which silo 0 reports in every period."""
     protocol = kind if kind == federation.MASKS else kind.split()[0]
     batches = {"batches": PERIODS, "batch": 3, "system": {"batch_size": 3, **KINDS[kind]}}
     if kind == "silo-ldp clocks":
@@ -70,7 +71,7 @@ def store_writes(silo, store, step):
         silo.fold(write)
 
 
-def lived(plan, people):
+def sums_and_leaves(plan, people):
     """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
@@ -109,7 +110,9 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    actual = {extra: lived(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)}
+    actual = {
+        extra: sums_and_leaves(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)
+    }
     claimed = plan.certificate.exact
     worst = 0.0
     for before, (sums, strangers) in actual.items():
@@ -125,7 +128,7 @@ def test_one_person_moves_nobody_else_between_releases(kind):
 
 
 def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
-    """This is the only limit on a count; the certificate states it as a condition."""
+    """No other limit on a count exists; the certificate states it as a condition."""
     plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
     assert (
         plan.plan.room == kinds.PEOPLE_PER_ROUND

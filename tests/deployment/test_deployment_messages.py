@@ -23,6 +23,7 @@ SILO = Identity(federation.secret("silo0"))
 
 
 def report(release=1, sender="silo0", identity=SILO, size=None):
+    """Return a report of zeros, by default one that the hub accepts."""
     values = np.zeros(PLAN.plan.statistic_size if size is None else size)
     return federation.sealed_report(PLAN, 0, release, values, identity=identity, name=sender)
 
@@ -101,6 +102,7 @@ def test_spoiled_bytes_are_refused_and_nothing_else_happens(data):
 
 
 def joined():
+    """Return a hub that silo 0 has joined."""
     hub = Hub(PLAN, federation.secret("hub"))
     join = wire.Join(bytes(16), PLAN.countersignature(SILO))
     step = hub.handle(PLAN.wire.signed(SILO, "silo0", 0, join), 0.0)
@@ -110,6 +112,7 @@ def joined():
 
 
 def signed_report(values, release=1):
+    """Return a valid report of silo 0 with these values."""
     return federation.sealed_report(PLAN, 0, release, np.array(values, float))
 
 
@@ -231,6 +234,7 @@ def numbers(**changed):
 
 
 def faults():
+    """Yield (name, changed fields of a plan, words of the refusal)."""
     stored, keys = PLAN.document.numbers, PLAN.document.keys
     half = stored["noise_std.bias"] / 2.0
     yield "half the noise", {"numbers": numbers(noise_std__bias=half)}, "noise_std.bias"

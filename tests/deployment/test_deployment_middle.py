@@ -27,6 +27,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def made_files(folder, **keys):
+    """Write certificates into a new folder, and return their paths."""
     folder.mkdir()
     return certificates(folder, **keys)
 
@@ -97,6 +98,7 @@ class Middle:
         self.server.server_close()
 
     def forward(self, data):
+        """Pass a request on to the hub; return its code and answer."""
         request = urllib.request.Request(self.hub + shell.PATH, data)
         try:
             with urllib.request.urlopen(request, timeout=10) as actual:
@@ -105,11 +107,13 @@ class Middle:
             return error.code, error.read()
 
     def flipped(self, data):
+        """Return the bytes with one random bit flipped."""
         changed_bytes = bytearray(data or b"\0")
         changed_bytes[self.random.randrange(len(changed_bytes))] ^= 1 << self.random.randrange(8)
         return bytes(changed_bytes)
 
     def answer(self, data):
+        """Answer a request in a random way of WAYS."""
         way = "through" if self.calm else self.random.choice(self.WAYS)
         self.did[way] += 1
         self.sent.append(data)
@@ -146,6 +150,7 @@ class Middle:
     ordinary_cases(["silo-ldp", "secure-sum", MASKS], lambda protocol: protocol == "silo-ldp"),
 )
 def test_a_man_in_the_middle_changes_nothing_and_nothing_is_lost(protocol, tmp_path):
+    """In each period let the man in the middle attack, then pass all messages on."""
     plan = federation.deployed(protocol)
     deployment, undisturbed = federation.Federation(plan), federation.Federation(plan)
     hub, sent = deployment.processes["hub"], set()

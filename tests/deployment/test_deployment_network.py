@@ -73,10 +73,10 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
     assert status_and_body(app, body=federation.seen(plan, 0, report))[0] == 200
     assert status_and_body(app, body=report)[0] == 200
     assert status_and_body(app, body=report)[0] == 200
-    code, said = status_and_body(
+    code, answer = status_and_body(
         app, body=federation.sealed_report(plan, 0, 1, bytes(39) + b"\x3f")
     )
-    assert (code, b"two reports" in said) == (409, True)
+    assert (code, b"two reports" in answer) == (409, True)
     status = json.loads(status_and_body(app, "GET", "/status")[1])
     assert status["waiting_for"] == ["silo1", "silo2"] and len(status["alarms"]) == 1
     assert b"fastfed_hub_silos_waited_for 2\n" in status_and_body(app, "GET", "/metrics")[1]
@@ -95,7 +95,8 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
     day = datetime.timedelta(days=1)
     pem = serialization.Encoding.PEM
 
-    def made(name, issuer, key, signer, ca):
+    def certificate(name, issuer, key, signer, ca):
+        """Return a certificate as PEM; `ca`: of an authority."""
         names = [
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, issuer)
         ]
@@ -121,8 +122,8 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
         return builder.sign(signer, hashes.SHA256()).public_bytes(pem)
 
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in "ab")
-    (folder / "ca.pem").write_bytes(made("ca", "ca", authority, authority, True))
-    (folder / "cert.pem").write_bytes(made("hub", "ca", key, authority, False))
+    (folder / "ca.pem").write_bytes(certificate("ca", "ca", authority, authority, True))
+    (folder / "cert.pem").write_bytes(certificate("hub", "ca", key, authority, False))
     plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
     return [str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem")]
@@ -291,10 +292,11 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
     old, hub = deployment.processes["silo0"], deployment.processes["hub"]
     store = SqliteStore(str(tmp_path / "state.sqlite"))
     silo = SiloProcess(old.party, store, old.ledger, lambda: deployment.now)
-    dialer, message, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
+    dialer, problems, stop = Dialer(silo, "http://127.0.0.1:9"), [], threading.Event()
     dialer._post = lambda data: [m.data for m in hub.handle(data)[1] if m.to == "silo0"]
 
     def limit(pages):
+        """Limit the file to this number of pages."""
         store._db.execute(f"PRAGMA max_page_count = {pages}")
 
     with Application(silo, tmp_path / "silo.sock") as application:
@@ -306,8 +308,9 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
                 client.call("decide", actions=ROWS, subject="x" * 100)
         deployment.now = deployment.plan.document.calendar.closes[0] + 0.0
 
-        def hears(text):
-            message.append(text)
+        def note_problem(text):
+            """Note a problem that the dialer reports, and let the file grow again."""
+            problems.append(text)
             limit(100000)
 
         class UntilSealed:
@@ -318,8 +321,8 @@ def test_a_file_that_may_not_grow_stops_nothing_for_good(tmp_path):
                 if silo.party.sealed:
                     stop.set()
 
-        dialer.run(UntilSealed, 0.0, hears)
-        assert message == ["database or disk is full"] and list(silo.party.sealed) == [1]
+        dialer.run(UntilSealed, 0.0, note_problem)
+        assert problems == ["database or disk is full"] and list(silo.party.sealed) == [1]
         assert (1, 0) in hub.party.reports
         assert client.call("decide", actions=ROWS)["model"] == 0
         application.shutdown()
@@ -369,18 +372,19 @@ def test_a_calendar_that_is_over_is_said(tmp_path):
 def test_a_dialer_says_when_the_hub_is_back():
     trouble = ["the hub cannot be reached (refused)"] * 3 + ["the hub answered 400: x", "", ""]
     trouble += ["the hub cannot be reached (timed out)", "", ""]
-    dialer, message, stop = object.__new__(Dialer), [], threading.Event()
+    dialer, printed, stop = object.__new__(Dialer), [], threading.Event()
     dialer.process = None
 
-    def one():
+    def failing_round():
+        """Return the next failure of a round, or None; stop after the last."""
         failure = trouble.pop(0)
         if not trouble:
             stop.set()
         return failure
 
-    dialer.round = one
-    dialer.run(stop, 0.0, message.append)
-    assert message == [
+    dialer.round = failing_round
+    dialer.run(stop, 0.0, printed.append)
+    assert printed == [
         "the hub cannot be reached (refused)", "the hub answered 400: x",
         "the hub cannot be reached (timed out)", "the hub is reached again",
     ]  # fmt: skip
@@ -464,9 +468,9 @@ import sys, time
 from fastfed.deployment import folder
 silo = folder.opened(sys.argv[1])
 while True:
-    made = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
-    silo.reward(made.id, 0.5)
-    print(made.id, flush=True)
+    decision = silo.decide([[0.5, 0.1], [-0.3, 0.8]])
+    silo.reward(decision.id, 0.5)
+    print(decision.id, flush=True)
 """
 
 
@@ -475,7 +479,7 @@ def test_what_was_answered_survives_kill_9(tmp_path):
     spec, plan = toml(tmp_path), tmp_path / "plan"
     compile_plan(Path(spec).read_text()).save(plan)
     folders.countersign(tmp_path / "a", plan)
-    message = []
+    decision_ids = []
     for _ in range(3):
         command = [sys.executable, "-c", CHILD, str(tmp_path / "a")]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
@@ -483,10 +487,12 @@ def test_what_was_answered_survives_kill_9(tmp_path):
             child.send_signal(signal.SIGKILL)
             lines += child.stdout.readlines()
         # The last line may have been cut off.
-        message += [line.strip() for line in lines if line.endswith("\n")]
+        decision_ids += [line.strip() for line in lines if line.endswith("\n")]
     silo = folders.opened(tmp_path / "a")
-    assert len(message) >= 60 and all(silo.party.ended[name].reward == 0.5 for name in message)
-    assert len(silo.party.decisions) - len(message) <= 3
+    assert len(decision_ids) >= 60 and all(
+        silo.party.ended[name].reward == 0.5 for name in decision_ids
+    )
+    assert len(silo.party.decisions) - len(decision_ids) <= 3
 
 
 def test_hub_and_silo_run_as_commands(tmp_path):

@@ -48,6 +48,7 @@ ROWS = [[0.5, 0.1], [-0.3, 0.8]]
 
 
 def federation_after_releases(releases=1):
+    """Return a federation after some releases, with two rewards at each silo in each period."""
     deployment = federation.Federation(federation.deployed())
     deployment.settle()
     for close in deployment.plan.document.calendar.closes[:releases]:
@@ -123,18 +124,19 @@ def test_metrics_are_served_to_this_machine_alone():
     server.start()
     assert server.server_address[0] == "127.0.0.1"
 
-    def got(path="/metrics", host=None, method="GET"):
+    def response_of(path="/metrics", host=None, method="GET"):
+        """Return (code, body) of a request."""
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
         connection.request(method, path, headers={"host": host} if host else {})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
-    status, text = got()
+    status, text = response_of()
     assert status == 200 and read(text)["fastfed_silo_released"] == 1
-    assert got("/status")[0] == got("/")[0] == 404
+    assert response_of("/status")[0] == response_of("/")[0] == 404
     # DNS rebinding: a web page whose host name points to this machine.
-    assert got(host="evil.example.org")[0] == 404
-    assert got(method="POST")[0] == 405
+    assert response_of(host="evil.example.org")[0] == 404
+    assert response_of(method="POST")[0] == 405
     server.shutdown()
     server.server_close()
     with pytest.raises(InputError, match="the metrics of a silo"):
@@ -147,6 +149,7 @@ def test_metrics_are_served_to_this_machine_alone():
 
 
 def lines(stream):
+    """Return the lines of a JSON log."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
@@ -226,6 +229,7 @@ class Authority:
         self.file = self._written(name, self._signed(name, self.key, True, -1, 1))
 
     def _signed(self, name, key, ca, start, end):
+        """Return a certificate, valid from day `start` to day `end`; `ca`: of an authority."""
         now = datetime.datetime.now(datetime.UTC)
         subject, issuer = (
             x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, n)]) for n in (name, self.name)
@@ -251,6 +255,7 @@ class Authority:
         return builder.sign(self.key, hashes.SHA256())
 
     def _written(self, name, certificate):
+        """Write a certificate, and return its path."""
         path = self.folder / f"{self.name}-{name}.pem"
         path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         return str(path)
@@ -266,6 +271,7 @@ class Authority:
 
 @pytest.fixture(scope="module")
 def authorities(tmp_path_factory):
+    """Return two authorities: one that the hub trusts, and one that it does not know."""
     home = tmp_path_factory.mktemp("tls")
     return Authority(home, "consortium"), Authority(home, "stranger")
 
@@ -361,9 +367,9 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        message = [each.communicate()[1] for each in running]
+        outputs = [each.communicate()[1] for each in running]
     assert numbers["fastfed_silo_released"] == 4 and numbers["fastfed_silo_epsilon_spent"] > 0.9
-    log_lines = [[json.loads(line) for line in each.splitlines()] for each in message]
+    log_lines = [[json.loads(line) for line in each.splitlines()] for each in outputs]
     assert {"sealed", "released"} <= {line["event"] for line in log_lines[0]}
     assert {"released"} <= {line["event"] for line in log_lines[1]}
     assert {line["party"] for line in log_lines[0]} == {"silo0"}

@@ -50,24 +50,28 @@ def view_of(plan, data):
     return plan.wire.body(plan.wire.read(data), Broadcast)
 
 
-def hub_of(made):
-    return made.processes["hub"].party
+def hub_of(deployment):
+    """Return the hub of a deployment."""
+    return deployment.processes["hub"].party
 
 
-def serve(made, tick, names=None, reward=0.5):
+def serve(deployment, tick, names=None, reward=0.5):
     """Add a record at each silo in a tick, close the tick and deliver all messages."""
-    made.now = START + TICK * tick - 10.0
-    for name in names or made.plan.silos:
-        if name in made.processes:
-            made.processes[name].reward(made.processes[name].decide(federation.ROWS).id, reward)
-    made.now += 10.0
-    made.settle()
+    deployment.now = START + TICK * tick - 10.0
+    for name in names or deployment.plan.silos:
+        if name in deployment.processes:
+            deployment.processes[name].reward(
+                deployment.processes[name].decide(federation.ROWS).id, reward
+            )
+    deployment.now += 10.0
+    deployment.settle()
 
 
 def started(clock, protocol="silo-ldp", **more):
-    made = federation.Federation(clocked(clock, protocol, **more))
-    made.settle()
-    return made
+    """Return a federation with clocks that all parties have joined."""
+    deployment = federation.Federation(clocked(clock, protocol, **more))
+    deployment.settle()
+    return deployment
 
 
 # ---- the simulator -------------------------------------------------------------------------------
@@ -148,10 +152,10 @@ def test_with_equal_clocks_the_sums_are_those_of_a_plan_without():
 def test_the_same_records_give_the_same_bytes():
     logs = []
     for _ in range(2):
-        made = started({"rates": [0.5]})
+        deployment = started({"rates": [0.5]})
         for tick in range(1, 9):
-            serve(made, tick)
-        logs.append((hub_of(made).reports, hub_of(made).broadcasts))
+            serve(deployment, tick)
+        logs.append((hub_of(deployment).reports, hub_of(deployment).broadcasts))
     assert logs[0] == logs[1] and len(logs[0][1]) == 4
 
 
@@ -159,6 +163,7 @@ def test_the_same_records_give_the_same_bytes():
 
 
 def test_nobody_waits_for_a_silo_and_its_report_enters_a_later_view():
+    """Take silo 1 away for four ticks, and bring it back."""
     deployment = started({})
     serve(deployment, 1)
     absent_silo = deployment.processes.pop("silo1")
@@ -617,10 +622,11 @@ def test_plans_without_clocks_are_as_before():
 
 
 def made_broadcast(plan):
-    made = federation.Federation(plan)
-    made.settle()
-    federation.period(made, 1)
-    return hub_of(made).broadcasts[1]
+    """Return the first broadcast of a plan without clocks, after one period."""
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    federation.period(deployment, 1)
+    return hub_of(deployment).broadcasts[1]
 
 
 def test_a_plan_file_whose_clock_was_changed_is_refused():
@@ -648,10 +654,11 @@ def test_a_clock_whose_keys_are_numbers_is_refused():
 
 
 def first_view(plan):
-    made = federation.Federation(plan)
-    made.settle()
-    serve(made, 2)
-    return hub_of(made).broadcasts[1]
+    """Return the first broadcast of a plan with clocks, after two ticks."""
+    deployment = federation.Federation(plan)
+    deployment.settle()
+    serve(deployment, 2)
+    return hub_of(deployment).broadcasts[1]
 
 
 def test_the_certificate_states_the_condition_and_the_silos_with_fewer_reports():

@@ -30,12 +30,14 @@ HUB = Identity(federation.secret("hub"))
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(federation.deployed(protocol, **keys))
     deployment.settle()
     return deployment
 
 
 def leaves(process):
+    """Return the leaf of each record whose reward has come."""
     return [ended.leaf for ended in process.party.ended.values()]
 
 
@@ -161,6 +163,7 @@ def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
     ledger = Ledger(str(tmp_path / "ledger"))
 
     def started():
+        """Return the process of the silo, started from its file."""
         party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
         return SiloProcess(party, SqliteStore(path), ledger, lambda: now)
 
@@ -297,11 +300,12 @@ def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_lea
 # ---- backups and copies --------------------------------------------------------------------------
 
 
-def restored(made, name, writes, ledger=None):
-    ledger = ledger or made.ledgers[name]
-    party = SiloParty(made.plan, name, federation.secret(name), ledger)
-    process = SiloProcess(party, MemoryStore(writes), ledger, lambda: made.now)
-    made.add(process)
+def restored(deployment, name, writes, ledger=None):
+    """Put a silo with earlier writes, a backup, in place of the present one, and return it."""
+    ledger = ledger or deployment.ledgers[name]
+    party = SiloParty(deployment.plan, name, federation.secret(name), ledger)
+    process = SiloProcess(party, MemoryStore(writes), ledger, lambda: deployment.now)
+    deployment.add(process)
     return process
 
 
@@ -419,9 +423,10 @@ def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_rep
 # ---- a hub that lies -----------------------------------------------------------------------------
 
 
-def broadcast_by(made, release, values, entries, before):
+def broadcast_by(deployment, release, values, entries, before):
+    """Return a broadcast with these values that the hub signed."""
     body = Broadcast(wire.packed(np.array(values)), entries, before)
-    return made.plan.wire.signed(HUB, "hub", release, body)
+    return deployment.plan.wire.signed(HUB, "hub", release, body)
 
 
 def test_silos_stop_when_the_hub_contradicts_itself_and_act_on_the_last_good_model():
@@ -572,9 +577,9 @@ def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave
     deployment.now += 5.0
     deployment.settle()
     assert silo.party.lost and not silo.decide(ROWS).learns
-    with pytest.raises(InputError, match=r"once more, .* join the same plan") as over:
+    with pytest.raises(InputError, match=r"once more, .* join the same plan") as refused:
         silo.recover()
-    needed = float(re.search(r"--epsilon ([0-9.]+)", str(over.value))[1])
+    needed = float(re.search(r"--epsilon ([0-9.]+)", str(refused.value))[1])
     assert 1.0 < needed < 3.0
     for epsilon, enough in ((needed * 0.99, False), (needed, True)):
         silo.ledger.set_ceiling("records", epsilon, 1e-6)

@@ -59,11 +59,13 @@ class Held:
         return len(self.begun) == count
 
     def release(self, number):
+        """Let a sync continue."""
         self.gates[number].set()
 
 
 @pytest.fixture
 def silo(tmp_path):
+    """Return a silo whose state is in a file."""
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
     yield silo
@@ -79,12 +81,13 @@ def slow(monkeypatch):
 
 
 def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, monkeypatch, slow):
-    """This holds in any order of syncs. A decision is not visible before it is durable."""
+    """Syncs may end in any order. A decision is not visible before it is durable."""
     path, ids = tmp_path / "s", [f"{k:016x}" for k in range(3)]
     with serving(Application(silo, path)), ThreadPoolExecutor(8) as pool:
         held = Held(monkeypatch)
 
         def decide(k):
+            """Ask for decision k in a thread."""
             request = {"actions": ROWS, "subject": f"p{k}", "id": ids[k]}
             return pool.submit(Client(path).call, "decide", **request)
 
@@ -185,6 +188,7 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         held.errors[failing] = OSError(errno.EIO, "Input/output error")
 
         def decide(k):
+            """Ask for decision k in a thread."""
             request = {"actions": ROWS, "subject": f"p{k}", "id": ids[k]}
             return pool.submit(Client(path, wait=0.0).call, "decide", **request)
 
@@ -195,6 +199,8 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         held.release(failing)
 
         def fails(call):
+            """Check that a call fails by the sync, and that it does not say that nothing was
+            stored."""
             with pytest.raises(OSError, match=r"a sync to disk failed .*restart") as raised:
                 call.result(10)
             assert "nothing was stored" not in str(raised.value)
@@ -415,6 +421,7 @@ def recorded_load(tmp_path, fault, seconds):
 
 
 def applied(content, kind, offset, data):
+    """Apply a change of a file to its content: a write at an offset, or (kind 2) a truncation."""
     if kind == 2:
         del content[offset:]
         content.extend(bytes(offset - len(content)))
@@ -431,6 +438,7 @@ class Disk:
         self.unsynced, self.begun = {1: [], 2: []}, {}
 
     def event(self, kind, file, offset, data):
+        """Record a write (kind 1), a truncation (2), or begin (3) or end (4) of sync `offset`."""
         if kind in (1, 2):
             self.unsynced[file].append((kind, offset, data))
         elif kind == 3:
@@ -457,11 +465,14 @@ class Disk:
 
 
 def cut_power(tmp_path, before, events, moments):
-    """Cut the power at random moments; return what was answered and is not there, and counts."""
+    """Cut the power after random answers (events of kind 5), which a power cut must not lose.
+
+    Return (answered decisions that are lost, or errors; number of answers; number of cuts).
+    """
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]
     cuts = set(rng.sample(answers, min(moments, len(answers))))
-    gone, tries, place = [], 0, tmp_path / "cut"
+    lost, tries, place = [], 0, tmp_path / "cut"
     place.mkdir(exist_ok=True)
     for number, event in enumerate(events):
         if event[0] != 5:
@@ -485,10 +496,10 @@ def cut_power(tmp_path, before, events, moments):
                 decisions = {w.key for w in store.writes() if w.kind == "decision"}
                 store.close()
             except (InputError, OSError) as error:
-                gone.append(str(error))
+                lost.append(str(error))
                 continue
-            gone += [one for one in answered if one not in decisions]
-    return gone, len(answered), tries
+            lost += [one for one in answered if one not in decisions]
+    return lost, len(answered), tries
 
 
 @pytest.mark.skipif(
@@ -500,16 +511,16 @@ def test_a_power_cut_loses_nothing_that_was_answered(fault, tmp_path):
     """Unsynced writes are lost, kept or torn, also while the log restarts at its beginning."""
     _, before, events = recorded_load(tmp_path, fault, 1.0)
     # A call that joins a sync is lost only if the power is cut before the next sync.
-    gone, answered, tries = cut_power(tmp_path, before, events, 150 if fault == "joined" else 25)
+    lost, answered, tries = cut_power(tmp_path, before, events, 150 if fault == "joined" else 25)
     kinds = [(kind, file) for kind, file, *_ in events]
     headers = sum(e[:3] == (1, 2, 0) for e in events)
-    print(f"{answered} decisions answered, {len(gone)} lost in {tries} power cuts; "
+    print(f"{answered} decisions answered, {len(lost)} lost in {tries} power cuts; "
           f"{kinds.count((4, 2))} syncs of the log, {headers} starts of it")  # fmt: skip
     assert answered > 20 and tries > 60
     if fault:
-        assert gone
+        assert lost
     else:
-        assert not gone, gone[:3]
+        assert not lost, lost[:3]
         # Syncs did overlap, and the log was started again.
         running, most = 0, 0
         for kind, file, *_ in events:

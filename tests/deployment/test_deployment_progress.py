@@ -23,6 +23,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text(encoding
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     plan = federation.clocked({}) if protocol == CLOCKS else deployed(protocol, **keys)
     deployment = federation.Federation(plan)
     deployment.settle()
@@ -42,25 +43,30 @@ def state_and_parties(deployment, name):
 
 
 def put_back(deployment, name, writes):
+    """Put a party with these writes in place of the present one."""
     kind = Hub if name == "hub" else Helper
     party = kind(deployment.plan, federation.secret(name))
     deployment.add(Process(party, MemoryStore(writes), None, lambda: deployment.now))
 
 
 def hub_of_open_period(deployment):
+    """Move the time into the first period."""
     deployment.now = federation.START + 10.0
 
 
 def silo_before_the_start(deployment):
+    """Move the time to before the first period."""
     deployment.now = federation.START - 10.0
 
 
 def hub_over(deployment):
+    """Run all four releases."""
     for release in range(1, 5):
         period(deployment, release)
 
 
 def hub_ended(deployment):
+    """Let two of three silos leave, so that no release can have enough reports."""
     deployment.processes["silo0"].leave()
     deployment.processes["silo1"].leave()
     served(deployment, 1, ["silo2"])
@@ -68,12 +74,14 @@ def hub_ended(deployment):
 
 
 def hub_without_a_silo(deployment):
+    """Let the first period end without a report of silo 2."""
     deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0", "silo1"])
     deployment.settle()
 
 
 def hub_after_grace(deployment):
+    """Let the grace of the first period end with one report."""
     deployment.processes.pop("silo1")
     hub_without_a_silo_of_two(deployment)
     deployment.now += federation.GRACE
@@ -81,6 +89,7 @@ def hub_after_grace(deployment):
 
 
 def hub_without_a_silo_of_two(deployment):
+    """Let the first period end with the report of silo 0 only."""
     deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0"])
     deployment.settle()
@@ -97,6 +106,7 @@ def hub_with_half_a_report(deployment):
 
 
 def hub_just_started(deployment):
+    """Restart the hub while two silos are away."""
     absent_silos = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
     served(deployment, 1, ["silo0"])
     put_back(deployment, "hub", list(deployment.processes["hub"].store.writes()))
@@ -114,6 +124,7 @@ def hub_restored(deployment):
 
 
 def hub_restored_by_two(deployment):
+    """Restore the hub from a backup, and return only the second of two broadcasts to it."""
     backup = list(deployment.processes["hub"].store.writes())
     for release in (1, 2):
         period(deployment, release)
@@ -133,6 +144,7 @@ def hub_of_clocks(deployment):
 
 
 def without_helper(deployment):
+    """Let the first period end without the helper."""
     deployment.processes.pop("helper")
     served(deployment, 1)
     deployment.settle()
@@ -184,20 +196,24 @@ def test_every_state_of_the_hub_is_reached(state, protocol, bring_about, who):
 
 
 def silo_over(deployment):
+    """Run all four releases."""
     hub_over(deployment)
 
 
 def silo_stopped(deployment):
+    """Let silo 0 leave."""
     deployment.processes["silo0"].leave()
     deployment.settle()
 
 
 def silo_without_hub(deployment):
+    """Let silo 0 believe that the hub does not answer."""
     silo = deployment.processes["silo0"].party
     silo._hub_answered = False
 
 
 def silo_lost(deployment):
+    """Tell silo 0 of a report that it does not know, so that it has lost its state."""
     deployment.now = federation.START + 100.0
     silo = deployment.processes["silo0"]
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
@@ -206,6 +222,7 @@ def silo_lost(deployment):
 
 
 def silo_ceiling(deployment):
+    """Give silo 0 a ledger whose ceiling is below the cost of the plan."""
     silo, ledger = deployment.processes["silo0"], Ledger(":memory:")
     ledger.set_ceiling("records", 1e-3, 1e-6)
     silo.ledger = silo.party.ledger = ledger
@@ -214,6 +231,7 @@ def silo_ceiling(deployment):
 
 
 def silo_given_up(deployment):
+    """Let silo 0, which has lost its state, continue with a higher ceiling."""
     silo_lost(deployment)
     deployment.ledgers["silo0"].set_ceiling("records", 20.0, 1e-6)
     deployment.processes["silo0"].recover()
@@ -231,6 +249,7 @@ def silo_forgotten(deployment):
 
 
 def silo_after_its_report(deployment):
+    """Let silo 0 report while the other silos are away."""
     deployment.processes.pop("silo1")
     deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0"])

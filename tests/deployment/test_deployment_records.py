@@ -244,7 +244,7 @@ def test_the_row_of_a_record_is_the_one_that_is_learned_from():
 
 
 def test_the_socket_takes_records_and_outcomes(tmp_path):
-    with Application(made := silo(deployed()), tmp_path / "s") as application:
+    with Application(process := silo(deployed()), tmp_path / "s") as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
         client = Client(tmp_path / "s")
         decision = client.call("decide", record={"age": 63, "pain": 2, "sex": "m"}, subject="a")
@@ -253,7 +253,7 @@ def test_the_socket_takes_records_and_outcomes(tmp_path):
         with pytest.raises(InputError, match='column "sex" is missing'):
             client.call("decide", record={"age": 63, "pain": 2})
         application.shutdown()
-    assert [e.reward for e in made.party.ended.values()] == [1.0]
+    assert [e.reward for e in process.party.ended.values()] == [1.0]
 
 
 def test_an_exported_model_says_how_rows_are_made():

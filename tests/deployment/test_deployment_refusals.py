@@ -93,10 +93,12 @@ MADE = {
 
 
 def words(size=5):
+    """Return encoded zeros, the entries of a sum of shares."""
     return wire.packed(np.zeros(size, dtype=np.uint64))
 
 
 def floats(*values):
+    """Return five encoded numbers: these values, then zeros."""
     return wire.packed(np.array([*values, *[0.0] * (5 - len(values))]))
 
 
@@ -126,11 +128,13 @@ def to_everybody(plan):
 
 
 def to_hub(protocol):
+    """Yield (message to the hub, words of its refusal)."""
     plan = MADE[protocol].plan
     shared = plan.shared
     sealed = b"sealed" if shared else b""
 
     def report(release=2, values=None, more=sealed, who=0):
+        """Return a report to the hub; `more` is the share for the helper."""
         values = (words() if shared else floats()) if values is None else values
         return federation.sealed_report(plan, who, release, values, more)
 
@@ -175,18 +179,22 @@ def to_hub(protocol):
 
 
 def to_silo(protocol):
+    """Yield (message to silo 0, words of its refusal)."""
     plan, entries = MADE[protocol].plan, tuple(Entry(i, DIGEST) for i in range(3))
     last = MADE[protocol].processes["silo0"].party.broadcasts[1]
     before = wire.digest(last)
 
     def broadcast(**changes):
+        """Return news with the hub's second broadcast, some fields changed."""
         body = msgspec.structs.replace(Broadcast(floats(), entries, before), **changes)
         return federation.news(plan, plan.wire.signed(HUB, "hub", 2, body), last)
 
-    def told(release=2, sender="silo0", identity=SILOS[0]):
+    def seen(release=2, sender="silo0", identity=SILOS[0]):
+        """Return the statement of a silo which broadcast it has seen last."""
         return plan.wire.signed(identity, sender, release, wire.Seen(DIGEST, 1, before))
 
     def receipt(**changes):
+        """Return a receipt of the hub, some fields changed."""
         body = msgspec.structs.replace(Receipt(0, ()), **changes)
         return plan.wire.signed(HUB, "hub", 1, body)
 
@@ -197,8 +205,8 @@ def to_silo(protocol):
     yield plan.wire.signed(HUB, "hub", 2, wire.News(foreign, ())), "must hold the hub's broadcast"
     yield plan.wire.signed(HUB, "hub", 2, wire.News(last, ())), "must hold the hub's broadcast"
     yield plan.wire.signed(HUB, "hub", 3, wire.News(honest, ())), "still open here"
-    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(1),))), "is about release 1"
-    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (told(),))), "no silo signed"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (seen(1),))), "is about release 1"
+    yield plan.wire.signed(HUB, "hub", 2, wire.News(honest, (seen(),))), "no silo signed"
     yield receipt(reports=((3, DIGEST),)), "still open here"
     yield receipt(silo=1), "for silo 1, not 0"
     yield receipt(reports=((5, DIGEST),)), "releases 1..4"
@@ -210,13 +218,14 @@ def to_silo(protocol):
         opened = plan.wire.signed(HELPER, "helper", 2, Opened(entries[:2], (), words()))
         yield broadcast(helper=opened), "not of the set that the helper opened"
         return
-    mine = (Entry(1, DIGEST), Entry(2, DIGEST))
-    yield broadcast(entries=mine, values=floats(1e9)), "beyond what"
-    yield broadcast(entries=mine, values=floats(float("inf"))), "finite"
-    yield broadcast(entries=mine, values=floats()[:-1]), "must have 40 bytes"
+    others = (Entry(1, DIGEST), Entry(2, DIGEST))
+    yield broadcast(entries=others, values=floats(1e9)), "beyond what"
+    yield broadcast(entries=others, values=floats(float("inf"))), "finite"
+    yield broadcast(entries=others, values=floats()[:-1]), "must have 40 bytes"
 
 
 def to_helper():
+    """Yield (message to the helper, words of its refusal)."""
     deployment = MADE["secure-sum"]
     plan, hub_party = deployment.plan, deployment.processes["hub"].party
     # Reports of the second release, which the helper has not been asked for.
@@ -228,11 +237,13 @@ def to_helper():
         plan.wire.body(plan.wire.read(hub_party.reports[1, i]), Report).sealed for i in range(3)
     )
 
-    def asked(identity=HUB, name="hub", release=2, **changes):
+    def request(identity=HUB, name="hub", release=2, **changes):
+        """Return a request to open a set of shares, some fields changed."""
         body = msgspec.structs.replace(Opened(entries, shares), **changes)
         return plan.wire.signed(identity, name, release, body)
 
     def sealed(body, sender="silo0", identity=SILOS[0], release=2):
+        """Return the shares of a set; that of silo 0 is this message, encrypted."""
         from fastfed.deployment.seal import encrypted_to
 
         inner = plan.wire.signed(identity, sender, release, body)
@@ -240,20 +251,21 @@ def to_helper():
         return (encrypted_to(plan.document.helper.open, inner, context, b"s" * 32), *shares[1:])
 
     yield from to_everybody(plan)
-    yield asked(SILOS[0], "silo0"), "come from the hub"
-    yield asked(release=3), "next set must be of release 2"
-    yield asked(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
-    yield asked(sealed=shares[:2]), "with their shares"
-    yield asked(total=words()), "with their shares"
-    yield asked(sealed=old), "cannot be opened"
-    yield asked(entries=entries[::-1]), "different silos in order"
-    yield asked(sealed=sealed(Report(words()), "silo1", SILOS[1])), "is of silo1"
-    yield asked(sealed=sealed(Report(words()), release=1)), "release 1"
-    yield asked(sealed=sealed(Report(words(), b"x"))), "is a report"
-    yield asked(sealed=sealed(Report(words(4)))), "must have 40 bytes"
+    yield request(SILOS[0], "silo0"), "come from the hub"
+    yield request(release=3), "next set must be of release 2"
+    yield request(entries=entries[:2], sealed=shares[:2]), "3 silos at least"
+    yield request(sealed=shares[:2]), "with their shares"
+    yield request(total=words()), "with their shares"
+    yield request(sealed=old), "cannot be opened"
+    yield request(entries=entries[::-1]), "different silos in order"
+    yield request(sealed=sealed(Report(words()), "silo1", SILOS[1])), "is of silo1"
+    yield request(sealed=sealed(Report(words()), release=1)), "release 1"
+    yield request(sealed=sealed(Report(words(), b"x"))), "is a report"
+    yield request(sealed=sealed(Report(words(4)))), "must have 40 bytes"
 
 
 def cases():
+    """Yield (receiver, protocol, message, words of the refusal)."""
     for protocol in MADE:
         yield from (("hub", protocol, *case) for case in to_hub(protocol))
         yield from (("silo0", protocol, *case) for case in to_silo(protocol))

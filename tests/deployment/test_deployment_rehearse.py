@@ -45,11 +45,13 @@ correct = {{ yes = "ill", no = "well" }}
 
 
 def spec(system="", federation=""):
+    """Return the spec with these additional keys of the system and of the federation."""
     return SPEC.format(system=system, federation=federation)
 
 
 @pytest.fixture
 def tables(tmp_path):
+    """Write the tables of three silos, and return their paths."""
     rng = np.random.default_rng(3)
     files = {}
     for name, rows in (("north", 160), ("east", 120), ("south", 100)):
@@ -70,12 +72,12 @@ def tables(tmp_path):
     ('protocol = "secure-sum"', '[federation]\nsum = "masks"\nleast = 3\n'),
 ])  # fmt: skip
 def test_every_party_does_its_part(keys, tables, tmp_path):
-    message = []
+    lines = []
     home = tmp_path / "out"
-    done = rehearse(spec(*keys), tables, home, message.append)
-    assert done.releases == 10 == len(message) and done.plan.certificate.status == "proven"
+    rehearsal = rehearse(spec(*keys), tables, home, lines.append)
+    assert rehearsal.releases == 10 == len(lines) and rehearsal.plan.certificate.status == "proven"
     for name, rows in (("north", 160), ("east", 120), ("south", 100)):
-        result = done.silos[name]
+        result = rehearsal.silos[name]
         assert result.decisions == result.learned == rows
         assert 0.0 < result.spent <= result.ceiling <= 2.0 * (1 + 1e-9)
         process = folders.opened(home / name)
@@ -91,12 +93,12 @@ def test_every_party_does_its_part(keys, tables, tmp_path):
 
 def test_without_much_noise_most_calls_are_right(tables, tmp_path):
     text = spec().replace("epsilon = 2.0", "epsilon = 50.0")
-    done = rehearse(text, tables, tmp_path / "out", lambda line: None)
-    late = {name: result.late_reward for name, result in done.silos.items()}
+    rehearsal = rehearse(text, tables, tmp_path / "out", lambda line: None)
+    late = {name: result.late_reward for name, result in rehearsal.silos.items()}
     # The noise comes from the operating system. In 6 of 82 runs one silo had 0.66 to 0.7; the means
     # of these runs were above 0.72.
     assert min(late.values()) > 0.55 and sum(late.values()) / len(late) > 0.65, late
-    assert all(late[name] > result.best_single + 0.1 for name, result in done.silos.items())
+    assert all(late[name] > result.best_single + 0.1 for name, result in rehearsal.silos.items())
 
 
 def test_a_source_says_how_a_table_is_read(tables, tmp_path):
@@ -108,11 +110,11 @@ def test_a_source_says_how_a_table_is_read(tables, tmp_path):
         csv.writer(file).writerows(
             [["who", *rows[0]], *([f"p{k // 2}", *row] for k, row in enumerate(rows[1:]))]
         )
-    message = []
-    done = rehearse(spec(), tables | {"north": source}, tmp_path / "out", message.append)
+    lines = []
+    rehearsal = rehearse(spec(), tables | {"north": source}, tmp_path / "out", lines.append)
     # Each person came twice, and is learned from once; an outcome takes a period and more.
-    assert done.silos["north"].decisions == 160 and done.silos["north"].learned <= 80
-    assert any("north: 80 of 160 rows" in line and "came before" in line for line in message)
+    assert rehearsal.silos["north"].decisions == 160 and rehearsal.silos["north"].learned <= 80
+    assert any("north: 80 of 160 rows" in line and "came before" in line for line in lines)
 
 
 def test_the_command_prints_a_table_or_json(tables, tmp_path):
@@ -133,6 +135,7 @@ def test_the_command_prints_a_table_or_json(tables, tmp_path):
 
 def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
     def refused(match, text=None, files=None, home="new"):
+        """Check that a rehearsal is refused with this message, and writes nothing."""
         with pytest.raises(InputError, match=match):
             rehearse(text or spec(), files or tables, tmp_path / home, lambda line: None)
         assert not (tmp_path / "new").exists()
@@ -154,21 +157,22 @@ def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
 
 
 def run(*arguments):
+    """Run a command in this process."""
     return CliRunner().invoke(cli, list(map(str, arguments)))
 
 
 def test_silos_on_their_own_clocks(tables, tmp_path):
     """A silo with fewer rows reports less often, learns from all of them and spends less."""
-    message, home = [], tmp_path / "out"
-    done = rehearse(spec("clock = { rates = [1.0, 0.75, 0.5] }"), tables, home, message.append)
-    clocks = done.plan.clocks
+    lines, home = [], tmp_path / "out"
+    rehearsal = rehearse(spec("clock = { rates = [1.0, 0.75, 0.5] }"), tables, home, lines.append)
+    clocks = rehearsal.plan.clocks
     assert clocks.reports_of_silos == (10, 7, 5)
-    assert done.releases == done.plan.exchanges == len(clocks.ticks) == 15
-    assert sum(line.startswith("release") for line in message) == 15
+    assert rehearsal.releases == rehearsal.plan.exchanges == len(clocks.ticks) == 15
+    assert sum(line.startswith("release") for line in lines) == 15
     spent = []
     for name, rows in (("north", 160), ("east", 120), ("south", 100)):
-        assert done.silos[name].decisions == done.silos[name].learned == rows
-        spent.append(done.silos[name].spent)
+        assert rehearsal.silos[name].decisions == rehearsal.silos[name].learned == rows
+        spent.append(rehearsal.silos[name].spent)
     assert spent[2] < spent[1] < spent[0] <= 2.0 * (1 + 1e-9)
     answer = run("deploy", "status", home / "hub")
     assert "10 of 10" in answer.output and "7 of 7" in answer.output and "5 of 5" in answer.output
@@ -187,7 +191,7 @@ def test_values_outside_their_range_are_noted(tmp_path, tables):
     rows = tables["east"].read_text().splitlines()
     months = [f"{12 * float(row.split(',')[0])}," + row.split(",", 1)[1] for row in rows[1:]]
     tables["east"].write_text("\n".join([rows[0], *months]) + "\n")
-    message = []
-    rehearse(spec(), tables, tmp_path / "out", message.append)
-    (note,) = [line for line in message if "compare the units" in line]
+    lines = []
+    rehearse(spec(), tables, tmp_path / "out", lines.append)
+    (note,) = [line for line in lines if "compare the units" in line]
     assert note.startswith('east: column "age": 120 of 120 values are outside the range')

@@ -37,7 +37,10 @@ OPEN = deployed(columns=[AGE | {"fill": 50}, PAIN, SEX])
 
 
 def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
+    """Write rows as a table in this format, and return the keys that name it in a source."""
+
     def cell(value):
+        """Return a cell as text, with this decimal mark."""
         text = "" if value is None else str(value)
         return text.replace(".", ",") if decimal == "," and isinstance(value, float) else text
 
@@ -48,11 +51,13 @@ def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
 
 
 def read(table, folder, plan=OPEN):
+    """Return the cases of a table by the schema of a plan."""
     return cases(source_of(table, folder), plan.document.schema)
 
 
-def features(found, plan=OPEN):
-    return [plan.document.schema.records.context(case.record) for case in found]
+def features(found_cases, plan=OPEN):
+    """Return the context of each case."""
+    return [plan.document.schema.records.context(case.record) for case in found_cases]
 
 
 def test_all_kinds_of_tables_are_the_same_records(tmp_path):
@@ -160,6 +165,7 @@ def test_a_table_that_does_not_fit_is_refused_with_file_line_column_and_range(
 
 
 def table_of(tmp_path, count, **more):
+    """Return the source of a table of random records with dates."""
     rng = np.random.default_rng(count)
     rows = [
         {
@@ -275,13 +281,14 @@ def test_a_replay_waits_for_a_silo_that_refuses_and_says_so_once(tmp_path, monke
     refusals, check = [], process.party.check_recovered
 
     def refusing():
+        """Check as before; before the third check, the silo recovers."""
         refusals.append(None)
         if len(refusals) == 3:
             process.party.lost.clear()
         check()
 
     monkeypatch.setattr(process.party, "check_recovered", refusing)
-    # The clock goes on by itself, until all has come.
+    # Each reading moves the clock, until all rewards have come.
     monkeypatch.setattr(process, "clock", lambda: now.append(min(now[-1] + 5, 1399.0)) or now[-1])
     replay.run(threading.Event(), lines.append)
     assert len(lines) == 1 and lines[0].startswith("the replay waits: the hub has reports")
@@ -315,6 +322,7 @@ def test_an_outcome_of_another_action_is_not_learned_from(tmp_path):
         read({"file": "a.csv"}, tmp_path, plan)
 
     def rewards(**more):
+        """Replay two rows; return the actions and the rewards that the silo learned."""
         source = source_of({"file": "a.csv", "delay": 1.0} | more, tmp_path)
         process = silo(plan)
         replay = Replay(process, source, cases(source, plan.document.schema))

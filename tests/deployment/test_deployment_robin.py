@@ -40,11 +40,13 @@ KINDS = {"silo": PhaseSilo, "hub": PhaseHub}
 
 
 def spec(silos=3, dimension=2, federation_=None, **system):
+    """Return the spec of a deployment of robin."""
     return exchanges.spec_of_phases(exchanges.ROBIN | system, silos, dimension, federation_)
 
 
 @lru_cache
 def plan_of(**keys):
+    """Return the compiled plan of a spec with these keys."""
     return plans.compile_plan(spec(**keys))
 
 
@@ -109,6 +111,7 @@ def test_a_plan_in_phases_continues_one_in_phases_alone():
 
 
 def test_the_last_model_is_played_until_the_next_plan_has_one():
+    """Run a plan, then a plan that continues it."""
     deployment = federation.Federation(plan_of())
     deployment.settle()
     for close in deployment.plan.document.calendar.closes:
@@ -121,7 +124,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
     old = deployment.processes["silo0"].party.model
     assert old.release == deployment.plan.plan.releases and old.theta.any()
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(deployment, system)
+    plan, new = exchanges.extended_federation(deployment, system)
     silo = new.processes["silo0"].party
     assert silo.model.release == 0 and silo.model.theta.tolist() == old.theta.tolist()
     assert model_of(silo)["theta"] == old.theta.tolist() and "extends" in model_of(silo)
@@ -145,7 +148,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
         new.now = float(close)
         new.settle()
     exchanges.check_together(deployment, plan, new, SAME_SILOS)
-    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
+    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
     assert fresh.document.extends.why == "requested"
     assert alone.processes["silo0"].party.model.start is None
 
@@ -161,18 +164,20 @@ def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
 
 
 @pytest.mark.parametrize(
-    ("count", "e", "told"), [(1, 0.5, 1e-9), (7, 0.3, 1e-6), (200, 0.05, 1e-8)]
+    ("count", "e", "failure"), [(1, 0.5, 1e-9), (7, 0.3, 1e-6), (200, 0.05, 1e-8)]
 )
-def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
+def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, failure):
     """Compare with the exact privacy profile of the responses, at every epsilon of a grid."""
-    mu, true = charges.mu_of_responses(count, e, told), 1.0 / (1.0 + math.exp(-e))
+    mu, true = charges.mu_of_responses(count, e, failure), 1.0 / (1.0 + math.exp(-e))
     normal = NormalDist()
 
     def gaussian(epsilon, mu):
+        """Return delta at epsilon of Gaussian DP with mu, plus the failure."""
         high, low = normal.cdf(mu / 2 - epsilon / mu), normal.cdf(-mu / 2 - epsilon / mu)
-        return told + (1.0 - told) * (high - math.exp(epsilon) * low)
+        return failure + (1.0 - failure) * (high - math.exp(epsilon) * low)
 
     def responses(epsilon):
+        """Return delta at epsilon of `count` randomised responses, exactly."""
         masses = (
             math.comb(count, j)
             * (true**j * (1 - true) ** (count - j)
@@ -191,9 +196,9 @@ def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, told):
 def test_charges_cover_what_the_certificate_proves_at_every_delta(dimension):
     plan = plan_of(dimension=dimension)
     (event,) = released(plan.executed)
-    (mu2, told), parts = charges.totals_of_means(event)[-1], event._first.parts()
+    (mu2, failure), parts = charges.totals_of_means(event)[-1], event._first.parts()
     for delta in (1e-6, 1e-5, 1e-3):
-        charged = gaussian_epsilon(math.sqrt(mu2), delta - told)
+        charged = gaussian_epsilon(math.sqrt(mu2), delta - failure)
         # The certificate's bound is at most a relative 10^-4 above the exact value.
         assert charged >= composed_epsilon(parts, delta) * (1.0 - 2e-4)
     # The mechanism's epsilon is lowered so that the ledger meets the spec, but not further.
@@ -295,11 +300,12 @@ def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
 def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
     plan = plan_of()
     here = first_release(plan, [[0.5, 0.2]])
-    gone = first_release(plan, [[0.5, 0.2]], away=("silo2",))
+    without_silo2 = first_release(plan, [[0.5, 0.2]], away=("silo2",))
     # silo2 has no records: its estimate is 0 where it reports, and where it does not.
-    assert 2 not in [e.silo for e in gone.processes["hub"].party.sets[1].entries]
+    assert 2 not in [e.silo for e in without_silo2.processes["hub"].party.sets[1].entries]
     actual = [
-        values(plan, each.processes["hub"].party.broadcasts[1], Broadcast) for each in (here, gone)
+        values(plan, each.processes["hub"].party.broadcasts[1], Broadcast)
+        for each in (here, without_silo2)
     ]
     assert np.array_equal(*actual)
     report = here.processes["hub"].party.reports[1, 2]
@@ -345,6 +351,7 @@ def test_a_model_that_no_mean_and_noise_can_be_is_refused():
 
 
 def schedules(seeds, kinds=KINDS, **chances):
+    """Run schedules of faults, one for each seed, and return them."""
     return exchanges.schedules(plan_of(), seeds, kinds, **chances)
 
 

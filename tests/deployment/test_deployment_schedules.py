@@ -21,6 +21,7 @@ PROTOCOLS = ("silo-ldp", "feducb", "central", "secure-sum")
 
 
 def schedules(protocol, seeds, **keys):
+    """Run schedules of faults, one for each seed, and return them."""
     worlds = []
     for seed in seeds:
         world = World(deployed(protocol), seed, **keys)
@@ -106,7 +107,7 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 
 #: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
 #: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
-#: too many reports; a hub that was told of the helper's second set before the first; a silo with
+#: too many reports; a hub that received the second set of the helper before the first; a silo with
 #: noise bits that erased decisions on whose numbers the noise depends; a hub whose lost log had a
 #: set that nobody had seen, which it opened again with more reports (allowed, with `clock`).
 FOUND = (26615, 35896, 301648, 52317, 96124, 10000335, 730031075)

@@ -32,6 +32,7 @@ SECRET, DIGEST = b"k" * 32, b"d" * 32
 def node_noise(
     node=1, sums=b"sums", silo=0, secret=SECRET, plan=DIGEST, owner="silo0", dimension=4
 ):
+    """Return the sealed noise of a tree node; each argument is a part of its key."""
     noise = SealedNoise(secret, plan, owner)
     noise.set_hidden_sums(node, sums)
     return noise.ideal(silo, node, dimension)
@@ -159,6 +160,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
     total = math.sqrt(sum(charge_of(plan, DIGEST, "d", k).mu2 for k in range(1, size + 1)))
 
     def record(angle, y):
+        """Return what a record adds to the sums, in standard deviations."""
         x = np.array([math.cos(angle), math.sin(angle)])
         return np.array([*(x * y), x[0] ** 2, x[0] * x[1], x[1] ** 2]) / stds
 
@@ -183,10 +185,10 @@ def test_charges_of_all_releases_are_the_plan_and_none_is_negative(protocol, bat
     plan = federation.deployed(protocol, batches=batches)
     charges = [charge_of(plan.plan, plan.digest, "d", k) for k in range(1, batches + 1)]
     assert all(c.mu2 >= 0.0 and c.failure >= 0.0 for c in charges) and charges[0].mu2 > 0.0
-    mu, told = math.sqrt(sum(c.mu2 for c in charges)), sum(c.failure for c in charges)
-    actual = gaussian_epsilon(mu, 1e-6 - told)
+    mu, failure = math.sqrt(sum(c.mu2 for c in charges)), sum(c.failure for c in charges)
+    actual = gaussian_epsilon(mu, 1e-6 - failure)
     assert actual == pytest.approx(plan.certificate.exact.epsilon, rel=1e-9)
-    assert charge_of(plan.plan, plan.digest, "d", -1)[3:5] == pytest.approx((mu**2, told))
+    assert charge_of(plan.plan, plan.digest, "d", -1)[3:5] == pytest.approx((mu**2, failure))
 
 
 def test_a_plan_that_ends_early_has_cost_what_a_shorter_one_would():

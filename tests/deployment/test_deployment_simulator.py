@@ -42,6 +42,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_deployed_parties_make_the_bits_of_the_step_objects(name):
+    """Play the same rounds with deployed parties, and with silos and server of a simulation."""
     protocol, system = CASES[name]
     plan = federation.deployed(protocol, dimension=3, system=system)
     noise, p = SeededNoise(7), plan.plan

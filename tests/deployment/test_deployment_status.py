@@ -76,11 +76,13 @@ class Page(HTMLParser):
         return " ".join("".join(self.parts).replace(CSS, "").split())
 
 
-def status_text(made, name, **more):
-    return Page(html_of(facts_of(made.processes[name]) | {"per_minute": None} | more)).text
+def status_text(deployment, name, **more):
+    """Return the text of a party's status page."""
+    return Page(html_of(facts_of(deployment.processes[name]) | {"per_minute": None} | more)).text
 
 
 def running(protocol="silo-ldp", **keys):
+    """Return a federation that all parties have joined."""
     deployment = federation.Federation(deployed(protocol, **keys))
     deployment.settle()
     return deployment
@@ -227,7 +229,8 @@ def test_texts_from_outside_are_escaped():
 FEATURES, REWARD, SUBJECT = [[0.12347, 0.56789], [-0.34567, 0.45671]], 0.87653, "Ada Lovelace"
 
 
-def clean(text, ids):
+def check_no_value(text, ids):
+    """Check that a text holds no value of a record and no id of a decision."""
     for value in (*(abs(x) for row in FEATURES for x in row), REWARD):
         for digits in (3, 4, 5):
             assert f"{value:.{digits}f}" not in text, value
@@ -243,14 +246,15 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
     states = set()
 
     def look():
+        """Check the page, the text and the log of every party."""
         for name, process in deployment.processes.items():
             facts = facts_of(process)
             states.add((facts["kind"], facts["waits"]["state"]))
             if facts["kind"] != "helper":
-                clean(Page(html_of(facts)).text, ids)
+                check_no_value(Page(html_of(facts)).text, ids)
             folder = {"folder": name, "runs": True, "started": True}
-            clean(text_of(facts | folder), ids)
-            clean(json.dumps({k: v for k, v in facts.items() if k != "plan"}), ids)
+            check_no_value(text_of(facts | folder), ids)
+            check_no_value(json.dumps({k: v for k, v in facts.items() if k != "plan"}), ids)
             logs[name].look(process)
 
     look()
@@ -274,7 +278,7 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
     deployment.processes["silo2"].cancel(ids[-1])
     deployment.processes["silo1"].leave()
     look()
-    clean(stream.getvalue(), ids)
+    check_no_value(stream.getvalue(), ids)
     assert "waiting for" in stream.getvalue() and "release 1 is out" in stream.getvalue()
     assert {("hub", "open"), ("silo", "open"), ("silo", "release"), ("silo", "stopped")} <= states
 
@@ -284,6 +288,7 @@ def test_the_page_has_no_value_of_a_record_at_any_state(protocol):
 
 @contextmanager
 def serving(process):
+    """Serve the status page of a process until the end of the block."""
     server = StatusPage(process, 0)
     server.start()
     try:
@@ -294,6 +299,7 @@ def serving(process):
 
 
 def request_page(server, path="/", method="GET", host=None, body=None):
+    """Return (code, headers, body) of a request to a status page."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     connection.request(method, path, body, {"host": host} if host else {})
     answer = connection.getresponse()
@@ -385,7 +391,7 @@ def test_the_pace_of_decisions_is_that_of_the_last_minutes(monkeypatch):
 
 
 def test_the_page_fits_a_phone_and_loads_nothing_else():
-    """Only where a browser is installed; it is no requirement of the tests."""
+    """Skip the test if no browser is installed."""
     playwright = pytest.importorskip("playwright.sync_api")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
@@ -397,14 +403,14 @@ def test_the_page_fits_a_phone_and_loads_nothing_else():
             started = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
             for width in (390, 1280):
                 page = started.new_page(viewport={"width": width, "height": 800})
-                requests, said = [], []
+                requests, console = [], []
                 page.on("request", lambda request, found=requests: found.append(request.url))
-                page.on("console", lambda message, found=said: found.append(message.text))
+                page.on("console", lambda message, found=console: found.append(message.text))
                 page.goto(f"http://127.0.0.1:{server.server_port}/")
                 page.locator("summary").click()
                 inner = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
                 assert inner[0] <= inner[1] == width and page.locator("pre").is_visible()
-                assert len(requests) == 1 and said == []
+                assert len(requests) == 1 and console == []
                 # The style sheet is applied, so its hash in the policy is right.
                 assert page.evaluate("getComputedStyle(document.querySelector('svg')).width")
                 assert (
@@ -418,7 +424,7 @@ def test_the_page_fits_a_phone_and_loads_nothing_else():
 
 
 def site(home, protocol="secure-sum", start="2020-01-01T00:00:00Z"):
-    """Folders of two silos, a hub and a helper, which have joined one plan."""
+    """Make folders of two silos, a hub and perhaps a helper, which have joined one plan."""
     names = ("silo0", "silo1", "hub", *(("helper",) if protocol == "secure-sum" else ()))
     keys = {name: folders.make_keys(home / name) for name in names}
     spec = federation.spec(protocol, silos=2, federation={"name": "wound care", "least": 2})
@@ -432,6 +438,7 @@ def site(home, protocol="secure-sum", start="2020-01-01T00:00:00Z"):
 
 
 def files(folder):
+    """Return the content and the time of change of every file of a folder."""
     return {
         path.name: (path.read_bytes(), path.stat().st_mtime_ns)
         for path in folder.iterdir()
@@ -440,6 +447,7 @@ def files(folder):
 
 
 def status(folder, *options, code=0):
+    """Run `deploy status` on a folder; check that it changes no file and cuts no line."""
     before = files(Path(folder)) if Path(folder).is_dir() else {}
     result = CliRunner().invoke(cli, ["deploy", "status", str(folder), *options])
     assert result.exit_code == code, (result.output, result.exception)
@@ -559,6 +567,7 @@ def test_a_plain_log_has_a_line_for_each_event():
     log.look(hub)
 
     def lines():
+        """Return the lines since the last call."""
         text = stream.getvalue()
         stream.seek(0)
         stream.truncate()
@@ -584,8 +593,8 @@ def test_a_plain_log_has_a_line_for_each_event():
     deployment.now += 31.0
     log.look(hub)
     row = WAITS["hub"]["reports"]
-    message = lines()
-    assert message == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
+    logged = lines()
+    assert logged == [f"waiting for {row.what}: silo1, silo2, since {since}; what to do: {row.do}"]
     deployment.add(absent_silos[0])
     deployment.settle()
     deployment.now += 10.0
@@ -601,8 +610,8 @@ def test_a_plain_log_has_a_line_for_each_event():
     assert lines() == ["release 2 is out"]
     hub.party.fold(Write("alarm", "x", b"a hostile text 4711"))
     log.look(hub)
-    message = lines()
-    assert "alarms: 1; the status has their texts" in message and "4711" not in "".join(message)
+    logged = lines()
+    assert "alarms: 1; the status has their texts" in logged and "4711" not in "".join(logged)
 
 
 def test_a_silo_says_what_it_seals_and_where_it_can_be_found():
@@ -690,17 +699,17 @@ def test_commands_serve_pages_and_say_where(tmp_path):
     finally:
         for each in running:
             each.terminate()
-        message = [each.communicate()[1].splitlines() for each in running]
+        outputs = [each.communicate()[1].splitlines() for each in running]
     assert all("All releases are out" in pages[port] for port in ports[1:])
-    assert message[0][:3] == [
+    assert outputs[0][:3] == [
         f'hub of "wound care"; plan {facts["plan"]}, release 0 of 4',
         f"the status page is http://127.0.0.1:{ports[1]}/",
         f"listening on http://127.0.0.1:{ports[0]}",
     ]
-    assert message[0][-1] == "release 4 is out"
-    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in message[1]
-    assert all("release 4 is out" in lines for lines in message[1:])
-    assert not any("Traceback" in line for lines in message for line in lines)
+    assert outputs[0][-1] == "release 4 is out"
+    assert f"the socket of the application is {tmp_path / 'silo0' / 'silo.sock'}" in outputs[1]
+    assert all("release 4 is out" in lines for lines in outputs[1:])
+    assert not any("Traceback" in line for lines in outputs for line in lines)
     # A hub has nothing to do after the last release; a silo can still be asked for decisions.
     text = status(tmp_path / "hub")
     assert "runs       no\n" in text and f"waits for  {WAITS['hub']['over'].what}\n" in text

@@ -37,7 +37,7 @@ from fastfed.deployment.status_page import StatusPage
 
 
 def parties(home):
-    """Folders of a hub and of the silo a."""
+    """Make the folders of a hub and of the silo a."""
     plan = home / "plan"
     compile_plan(Path(toml(home)).read_text()).save(plan)
     for name in ("hub", "a"):
@@ -49,6 +49,7 @@ def command(*arguments, files=None):
     """Yield a party as a process; its standard error is in the file ``errors``."""
 
     def limited():
+        """Limit the number of open files of the child process."""
         if files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
@@ -68,34 +69,35 @@ def command(*arguments, files=None):
         child.wait()
 
 
-def wait_until(what, seconds=30):
+def wait_until(condition, seconds=30):
     """Wait until something is true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(OSError, InputError):
-            if what():
+            if condition():
                 return
         time.sleep(0.02)
     raise AssertionError(f"not within {seconds} s")
 
 
 def listens(port):
+    """Return True if something listens on a port; otherwise an OSError is raised."""
     socket.create_connection(("127.0.0.1", port), 5).close()
     return True
 
 
-def ends(child, number):
-    """Send a signal; the process must end by itself within five seconds, with exit code 0."""
+def check_ends(child, number):
+    """Send a signal; the process must end within five seconds, with exit code 0."""
     begin = time.monotonic()
     child.send_signal(number)
     try:
         code = child.wait(8)
     except subprocess.TimeoutExpired:
         code = "no end"
-    took = time.monotonic() - begin
-    message = child.errors.read_text()
-    assert code == 0 and took < 5.0, (code, took, message[-2000:])
-    assert "Traceback" not in message and len(message.splitlines()) <= 6, message[-3000:]
+    seconds = time.monotonic() - begin
+    printed = child.errors.read_text()
+    assert code == 0 and seconds < 5.0, (code, seconds, printed[-2000:])
+    assert "Traceback" not in printed and len(printed.splitlines()) <= 6, printed[-3000:]
 
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nhost: hub\r\n"
@@ -111,7 +113,7 @@ UNFINISHED = {
 
 def crowd(stack, port, count, context=None):
     """Return connections that never come to an end, of all kinds; the hub may close them."""
-    found, kinds = [], list(UNFINISHED)
+    connections, kinds = [], list(UNFINISHED)
     for k in range(count):
         kind = kinds[k % len(kinds)]
         with suppress(OSError):
@@ -119,11 +121,12 @@ def crowd(stack, port, count, context=None):
             if context is not None and kind not in ("idle", "handshake"):
                 connection = stack.enter_context(context.wrap_socket(connection))
             connection.sendall(UNFINISHED[kind])
-            found.append(connection)
-    return found
+            connections.append(connection)
+    return connections
 
 
-def unchecked():
+def unchecked_context():
+    """Return a TLS context that accepts every certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -147,12 +150,12 @@ def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
             command("serve", tmp_path / "hub", "--port", port, *keys, files=files)
         )
         wait_until(lambda: listens(port))
-        held = crowd(stack, port, count, unchecked() if tls else None)
+        held = crowd(stack, port, count, unchecked_context() if tls else None)
         assert len(held) > count // 2
         dialer = Dialer(silo, f"{scheme}://127.0.0.1:{port}", ca)
         begin = time.monotonic()
         assert dialer.round() == "" and time.monotonic() - begin < 5.0
-        ends(hub, signal.SIGTERM)
+        check_ends(hub, signal.SIGTERM)
 
 
 # ---- answers that are none -----------------------------------------------------------------------
@@ -205,27 +208,30 @@ class False_:
 
     @property
     def port(self):
+        """The port that the server listens on."""
         return self.listener.getsockname()[1]
 
     def _serve(self):
+        """Accept connections until the test ends."""
         with ExitStack() as stack:
             while not self.stop.is_set():
                 with suppress(TimeoutError):
-                    made, _ = self.listener.accept()
+                    connection, _ = self.listener.accept()
                     self.dialled += 1
-                    stack.enter_context(made)
-                    threading.Thread(target=self._answer, args=(made,), daemon=True).start()
+                    stack.enter_context(connection)
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
-    def _answer(self, made):
+    def _answer(self, connection):
+        """Send the bytes of the test, once or again and again."""
         with suppress(OSError):
-            made.settimeout(1.0)
-            made.recv(1 << 16)
-            made.sendall(self.first)
+            connection.settimeout(1.0)
+            connection.recv(1 << 16)
+            connection.sendall(self.first)
             while self.again is not None and not self.stop.is_set():
                 if self.again:
-                    made.sendall(self.again)
+                    connection.sendall(self.again)
                 time.sleep(0.05)
-            made.shutdown(socket.SHUT_WR)
+            connection.shutdown(socket.SHUT_WR)
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
@@ -268,13 +274,14 @@ def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_
 
 
 def broken(*_, **__):
+    """Raise an error whose text must not be shown."""
     raise UnicodeError("secret value")
 
 
 def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_path, capfd, caplog):
     deployment = federation.Federation(federation.deployed())
     silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
-    said, stop = [], threading.Event()
+    problems, stop = [], threading.Event()
     (question,) = [message.data for message in silo.tick()]
     app = HubApp(hub)
     # A hub of an earlier test disabled this logger; pytest before 9 then captures nothing.
@@ -284,30 +291,32 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
         status, body = status_and_body(app, body=question)
         assert (status, b"UnicodeError" in body, b"secret" in body) == (500, True, False)
         assert "program error" in caplog.text
-        mail = flower.Mail(hub, say=said.append)
+        mail = flower.Mail(hub, say=problems.append)
         mail.incoming(1, [question])
-        assert "program error" in said.pop()
+        assert "program error" in problems.pop()
     assert status_and_body(app, body=question)[0] == 200
     dialer = Dialer(silo, "http://127.0.0.1:9")
     monkeypatch.setattr(dialer, "_post", broken)
 
-    def hears(text):
-        said.append(text)
+    def note_problem(text):
+        """Note a problem, and stop."""
+        problems.append(text)
         stop.set()
 
-    dialer.run(stop, 0.01, hears)
-    assert said == ["program error, please report it: UnicodeError in test_deployment_strangers.py"
-                    ", broken"]  # fmt: skip
+    dialer.run(stop, 0.01, note_problem)
+    assert problems == [
+        "program error, please report it: UnicodeError in test_deployment_strangers.py, broken"
+    ]
     with monkeypatch.context() as change, ExitStack() as stack:
         stack.enter_context(serving(Application(silo, tmp_path / "a")))
-        stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", said.append)))
+        stack.enter_context(serving(flower.Courier(silo, tmp_path / "c", problems.append)))
         change.setattr(type(silo.party), "decide", broken)
         change.setattr(type(silo.party), "tick", broken)
         with pytest.raises(InputError, match="program error"):
             Client(tmp_path / "a").call("decide", actions=ROWS)
         with pytest.raises(InputError, match="answered 500"):
             flower.carry(tmp_path / "c", [])
-    assert "program error" in said[-1] and "secret" not in str(said)
+    assert "program error" in problems[-1] and "secret" not in str(problems)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -315,6 +324,7 @@ def test_an_error_of_the_program_is_one_line_and_ends_nothing(monkeypatch, tmp_p
 
 
 def dial(stack, path):
+    """Return a connection to a silo's socket, closed at the end of the stack."""
     connection = stack.enter_context(socket.socket(socket.AF_UNIX))
     connection.connect(str(path))
     connection.settimeout(10)
@@ -408,7 +418,7 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
         wait_until(lambda: hub.dialled and client.call("status"))
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
         decision = client.call("decide", actions=ROWS)
-        ends(silo, number)
+        check_ends(silo, number)
     # Durable, and the files were closed.
     assert decision["id"] in folders.opened(tmp_path / "a").party.decisions
 
@@ -424,8 +434,8 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
         crowd(stack, port, 12)
         wait_until(lambda: flower.carry(path, []) if path.exists() else False)
         dial(stack, path).sendall(b"POST /carry HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
-        ends(hub, number)
-        ends(silo, number)
+        check_ends(hub, number)
+        check_ends(silo, number)
 
 
 LONG = """
@@ -463,7 +473,7 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
             connection.sendall(HEAD + b"content-length: 1\r\n\r\nx")
         wait_until(lambda: (folder / "busy").exists())
-        ends(child, signal.SIGTERM)
+        check_ends(child, signal.SIGTERM)
 
 
 STARTS = LONG.replace("process.Process.tick = slow", "process.Process.__init__ = slow")
@@ -503,8 +513,8 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0
-        message = child.stderr.read()
-        assert message.startswith("a, silo of ") and len(message.splitlines()) == 3, message
+        printed = child.stderr.read()
+        assert printed.startswith("a, silo of ") and len(printed.splitlines()) == 3, printed
 
 
 IN_A_LOCK = LONG.replace(
@@ -531,8 +541,8 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
     arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
     command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        message = child.stderr.read()
-        assert child.wait(30) == 0 and "Traceback" not in message, message
+        printed = child.stderr.read()
+        assert child.wait(30) == 0 and "Traceback" not in printed, printed
 
 
 CLOSES = LONG.replace(

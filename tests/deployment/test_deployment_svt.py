@@ -28,11 +28,13 @@ KINDS = {"silo": SparseSilo, "hub": SparseHub}
 
 
 def spec(silos=3, **system):
+    """Return the spec of a deployment of fed-svt."""
     return exchanges.spec_of_experts(exchanges.SWITCHES | system, silos)
 
 
 @lru_cache
 def plan_of(**keys):
+    """Return the compiled plan of a spec with these keys."""
     return plans.compile_plan(spec(**keys))
 
 
@@ -113,37 +115,37 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     deployment = all_releases(0)
     old = deployment.processes["silo0"].party.model.theta
     system = spec(epsilon=0.5)["system"]
-    plan, new = exchanges.gone_on(deployment, system)
+    plan, new = exchanges.extended_federation(deployment, system)
     silo, hub = new.processes["silo0"].party, new.processes["hub"].party
     assert silo.model.theta.tolist() == old.tolist()
     # Hub and silos agree on the first expert, even if nobody would have chosen it.
     assert hub._server._expert == int(np.argmax(old)) == new.processes["silo0"].decide().action
-    all_releases(0, plan=plan, made=new)
+    all_releases(0, plan=plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
-    fresh, alone = exchanges.gone_on(deployment, system, fresh=True)
+    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
     first = experts.first_expert(fresh.digest, 3)
     assert alone.processes["hub"].party._server._expert == first
 
 
-def all_releases(late, last=LOSSES, plan=None, made=None):
+def all_releases(late, last=LOSSES, plan=None, deployment=None):
     """Return all releases; losses of silo1's first decision arrive in period ``late`` (from 0)."""
     plan = plan_of() if plan is None else plan
-    made = federation.Federation(plan) if made is None else made
-    made.settle()
+    deployment = federation.Federation(plan) if deployment is None else deployment
+    deployment.settle()
     for k, close in enumerate(plan.document.calendar.closes):
-        made.now = close - 10.0
+        deployment.now = close - 10.0
         for name in plan.silos:
-            ids = [made.processes[name].decide().id for _ in range(5)]
+            ids = [deployment.processes[name].decide().id for _ in range(5)]
             if (name, k) == ("silo1", 0):
                 waiting, *ids = ids
             if (name, k) == ("silo1", late):
-                made.processes[name].losses(waiting, last)
+                deployment.processes[name].losses(waiting, last)
             for each in ids:
-                made.processes[name].losses(each, LOSSES)
-        made.now = float(close)
-        made.settle()
-    return made
+                deployment.processes[name].losses(each, LOSSES)
+        deployment.now = float(close)
+        deployment.settle()
+    return deployment
 
 
 def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
@@ -155,6 +157,7 @@ def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
 
 
 def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none():
+    """Compare the keys of all draws of three runs; only the third has other first losses."""
     keys = []
 
     class Watched(SparseHub):
@@ -165,9 +168,10 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
             original = self._sealing.key
 
             def key(purpose, silo, node):
-                deployment = original(purpose, silo, node)
-                draws.append((silo, node, deployment))
-                return deployment
+                """Derive a key as before, and note it."""
+                drawn_key = original(purpose, silo, node)
+                draws.append((silo, node, drawn_key))
+                return drawn_key
 
             self._sealing.key = key
             keys.append(draws)
@@ -193,13 +197,12 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
             deployment.now = float(close)
             deployment.settle()
     assert (
-        keys[0] == keys[1]
-        and len({deployment for _, _, deployment in keys[0]}) == len(keys[0]) >= 5
+        keys[0] == keys[1] and len({drawn_key for _, _, drawn_key in keys[0]}) == len(keys[0]) >= 5
     )
     # The first threshold is drawn before any loss; all other noise depends on the history.
     assert keys[0][0] == keys[2][0]
-    assert not {deployment for _, _, deployment in keys[0][1:]} & {
-        deployment for _, _, deployment in keys[2]
+    assert not {drawn_key for _, _, drawn_key in keys[0][1:]} & {
+        drawn_key for _, _, drawn_key in keys[2]
     }
 
 
@@ -216,6 +219,7 @@ def test_sums_that_no_losses_have_are_refused(bad_value):
 
 
 def schedules(seeds, kinds=KINDS, **chances):
+    """Run schedules of faults, one for each seed, and return them."""
     return exchanges.schedules(plan_of(), seeds, kinds, ExpertWorld, **chances)
 
 

@@ -102,6 +102,7 @@ class Site:
             )
 
     def end(self, *names, how=signal.SIGKILL):
+        """End processes by a signal."""
         for name in names:
             child = self.children.pop(name)
             child.send_signal(how)
@@ -114,20 +115,21 @@ class Site:
         self.days.write_text(str(self.shift))
 
     def status(self, name):
+        """Return the status of a party."""
         if name == "hub":
             status, data = call(self.url + "/status", 1 << 20)
             assert status == 200
             return json.loads(data)
         return Client(self.home / name / folders.SOCKET).call("status")
 
-    def until(self, name, what):
+    def until(self, name, condition):
         """Wait until the status of a party meets a condition, and return it."""
         last = time.monotonic() + PATIENCE
         status = None
         while time.monotonic() < last:
             with suppress(OSError, InputError):
                 status = self.status(name)
-                if what(status):
+                if condition(status):
                     return status
             time.sleep(0.05)
         pytest.fail(f"{name} is not so after {PATIENCE:.0f} s: {status}")
@@ -151,6 +153,7 @@ class Site:
 
 @contextmanager
 def site(tmp_path, monkeypatch, **keys):
+    """Run the processes of a site until the end of the block."""
     deployment = Site(tmp_path, monkeypatch, **keys)
     try:
         yield deployment
@@ -159,14 +162,17 @@ def site(tmp_path, monkeypatch, **keys):
 
 
 def released(at_least):
+    """Return a condition on the status: at least this many releases."""
     return lambda status: status["released"] >= at_least
 
 
 def acts_on(release):
+    """Return a condition on the status: the silo uses a model of at least this release."""
     return lambda status: status["model"] >= release
 
 
 def verified(home):
+    """Return whether `ledger verify` accepts the ledger of a folder."""
     command = [sys.executable, "-P", "-m", "fastfed", "ledger", "verify", str(home)]
     return subprocess.run(command, capture_output=True, text=True, check=False).returncode == 0
 
@@ -241,8 +247,8 @@ def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypat
         other.run("north")
         one.until("hub", lambda status: len(status["joined"]) == 3)
         try:
-            message = iter(other.children["north"].stderr.readline, b"")
-            assert any(b"the hub answered 400: message is for another" in line for line in message)
+            printed = iter(other.children["north"].stderr.readline, b"")
+            assert any(b"the hub answered 400: message is for another" in line for line in printed)
             waits = other.until("north", lambda status: True)["waits"]
             assert waits["state"] == "hub"
             one.day(1, *demo.SILOS)

@@ -51,10 +51,12 @@ def changed(value, path, new):
 
 
 def encoded(value):
+    """Return the canonical encoding of a value."""
     return msgspec.msgpack.Encoder(order="deterministic").encode(value)
 
 
 def attacks(kind):
+    """Yield (path, number of the hostile value, changed bytes) for every field of a plan."""
     plan = federation_of_all.plan(kind)
     plain = msgspec.msgpack.decode(plans.spelled(plan.document))
     for path in leaves(plain):
@@ -112,26 +114,28 @@ def test_every_field_of_a_document_is_attacked():
 # ---- messages ------------------------------------------------------------------------------------
 
 
-def messages(made):
+def messages(deployment):
     """Return a true message of each kind, and who takes it."""
-    plan, hub = made.plan, made.processes["hub"].party
+    plan, hub = deployment.plan, deployment.processes["hub"].party
     collected = {}
-    for name, process in made.processes.items():
+    for name, process in deployment.processes.items():
         honest = process.handle
 
         def handle(data, name=name, honest=honest):
+            """Note a message by kind and receiver, and handle it."""
             collected.setdefault((plan.wire.read(data).kind, name), data)
             return honest(data)
 
         process.handle = handle
     for release in (1, 2):
-        federation_of_all.period(made, release)
+        federation_of_all.period(deployment, release)
     assert hub.broadcasts
     return collected
 
 
 @pytest.mark.parametrize("kind", federation_of_all.KINDS)
 def test_no_hostile_value_in_a_message_changes_a_party(kind):
+    """Put hostile values in every field of every message, signed again by its sender."""
     deployment = federation_of_all.federation_of(kind)
     true = messages(deployment)
     assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in true}
@@ -178,6 +182,7 @@ def resigned(plain, identity):
 
 
 def finite(value):
+    """Return whether all numbers in nested dicts and lists are finite."""
     if isinstance(value, dict):
         return all(map(finite, value.values()))
     if isinstance(value, list | tuple):

@@ -115,6 +115,7 @@ def halved(kind):
     """Return a file with half of the noise, under the certificate of all of it."""
 
     def change(fields):
+        """Halve all standard deviations of the noise."""
         numbers = fields[AT["numbers"]]
         for key in numbers:
             if key.startswith("noise_std."):
@@ -129,6 +130,7 @@ def objection(monkeypatch, data, plan):
     """Return the check's objection to a loader that returns this plan or raises this exception."""
 
     def load(given):
+        """Load the plan of the test, or raise its error."""
         if isinstance(plan, BaseException):
             raise plan
         return plan() if callable(plan) else plan
@@ -191,6 +193,7 @@ def test_other_exceptions_changed_files_and_second_keys_are_caught(monkeypatch, 
     assert "failed with KeyError" in objection(monkeypatch, data, KeyError("x"))
 
     def writes():
+        """Change the file before refusing it."""
         (tmp_path / "plan").write_text("seen")
         raise InputError("no")
 

@@ -39,15 +39,18 @@ TRUE, FALSE = ["True", "true", "YES", "y", "T"], ["False", "no", "N", "f", "FALS
 
 
 def padded(rng: random.Random, text: str) -> str:
+    """Return a text with random blanks around it."""
     return rng.choice(["", "", " ", "\u00a0"]) + text + rng.choice(["", "", " "])
 
 
 def number(rng: random.Random, value: float, mark: str) -> str:
+    """Return a random spelling of a number, with this decimal mark."""
     text = rng.choice([str(value), f"{value:.3f}", f"{value:e}", f"+{value}", f"0{value}"])
     return padded(rng, text.replace(".", mark))
 
 
 def word(rng: random.Random, text: str) -> str:
+    """Return a random spelling of a text."""
     if text.isdigit() and rng.random() < 0.3:
         text += rng.choice([".0", ".", ".00"])
     return padded(rng, unicodedata.normalize(rng.choice(["NFC", "NFD"]), text))
@@ -96,6 +99,7 @@ def written(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, 
 
 
 def check(seed: int) -> None:
+    """Write random records in a random spelling, and check that both readers recover them."""
     rng = random.Random(seed)
     truth, data, source = written(rng)
     with tempfile.TemporaryDirectory() as name:

@@ -52,6 +52,7 @@ RUNNING = Path(__file__).parents[1] / "versions" / "2026-11-28"
 
 @pytest.fixture(params=["silo-ldp", "secure-sum"])
 def running(request, tmp_path):
+    """Return a copy of the folders of a federation that an earlier version wrote."""
     home = tmp_path / request.param
     shutil.copytree(RUNNING / request.param, home)
     for secret in home.glob(f"*/{folders.SECRET}"):

@@ -52,10 +52,12 @@ MARKERS = ["NULL", "N/A", "NA", "None", "null", "#N/A", "<NA>", "NaN", "", "-"]
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """Keep parsed files in a new folder."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
 
 
 def put(folder, name, text):
+    """Write a file, and return its path."""
     path = folder / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -63,20 +65,24 @@ def put(folder, name, text):
 
 
 def deployed(folder, text, name="t.csv", **source):
+    """Return the cases and the problems of a table as a silo reads it."""
     put(folder, name, text)
     return surveyed(source_of({"file": name, **source}, folder), SCHEMA)
 
 
 def simulate(environment, **more):
+    """Simulate agents without communication, and return their curve."""
     more = {"silos": 1, "horizon": 20, "replicates": 1, **more}
     return fastfed.simulate(environment, curves=[{"algorithm": "local-linucb"}], **more).curves[0]
 
 
 def records(site=lambda i: "ns"[i % 2], sick=lambda i: "ab"[i % 2]):
+    """Return a CSV of 20 records; `site` and `sick` give the columns from the row number."""
     return "age,y,site\n" + "".join(f"{20 + i},{sick(i)},{site(i)}\n" for i in range(20))
 
 
 def classified(data, **more):
+    """Simulate on a classification table."""
     keys = {"label": "y", "silo": "site", "sampling": "with-replacement", **more}
     return simulate(Classification(data=data, **keys), silos=None)
 
@@ -412,7 +418,7 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
 
 
 @pytest.mark.parametrize(
-    ("count", "label", "said"),
+    ("count", "label", "is_noted"),
     [
         (300, lambda i: 20 + (i * 7 % 100) / 10, True),
         (200, lambda i: i % 150, True),
@@ -423,14 +429,14 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
         (300, lambda i: i % 2, False),
     ],
 )
-def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, said):
+def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, is_noted):
     rows = "".join(f"{i % 37},{'ns'[i % 2]},{label(i)}\n" for i in range(count))
     path = put(tmp_path, "t.csv", "x,site,y\n" + rows)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         pool = Classification(data=path, label="y", silo="site").pool(None)
-    assert any("if it is a number" in note for note in pool.notes) is said
-    assert any("if it is a number" in str(w.message) for w in seen) is said
+    assert any("if it is a number" in note for note in pool.notes) is is_noted
+    assert any("if it is a number" in str(w.message) for w in seen) is is_noted
 
 
 def test_a_label_of_more_than_100_numbers_is_refused_without_bins(tmp_path):
@@ -489,6 +495,7 @@ def test_a_user_without_a_home_has_a_cache(tmp_path, monkeypatch):
 
 
 def ranked(queries=20, rows=15, width=46, scale=50.0, first=1):
+    """Return lines of a LETOR file whose features start at index `first`."""
     rng = random.Random(0)
     lines = []
     for q in range(queries):
@@ -501,6 +508,7 @@ def ranked(queries=20, rows=15, width=46, scale=50.0, first=1):
 
 
 def rank_file(folder, lines):
+    """Write lines as a LETOR file, and return its path."""
     return str(put(folder, "rows.txt", "\n".join(lines) + "\n"))
 
 

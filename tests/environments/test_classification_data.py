@@ -25,16 +25,19 @@ CSV = """age,colour,weight,kind,ward
 
 @pytest.fixture
 def file(tmp_path):
+    """Write a small CSV file, and return its path."""
     path = tmp_path / "pets.csv"
     path.write_text(CSV)
     return path
 
 
 def pool_of(data, silos, dimension, **keys):
+    """Return the pool of classification data for this number of silos."""
     return Classification(data=data, dimension=dimension, **keys).load(silos)
 
 
 def features(path, label="kind", silo="ward", columns=None):
+    """Return (features, classes, silos of the rows, notes) of a table."""
     return from_table(read_table(path), label, silo, columns)
 
 
@@ -152,7 +155,7 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "message"),
     [
         ("x,y\n1,a\n2,?\n", {}, r"a\.csv:3: label 'y' must be given for every record, got '\?'"),
         ("x,y\n1,a\n2,a\n", {}, "label 'y' must have at least 2 classes, got only 'a'"),
@@ -175,11 +178,11 @@ def test_columns_without_name_or_values_are_left_out(tmp_path):
         ("x,s,y\n1,p,a\n2,,b\n", {"silo": "s"}, r"a\.csv:3: silo 's' must be given"),
     ],
 )
-def test_bad_tables_get_one_sentence(tmp_path, text, options, said):
+def test_bad_tables_get_one_sentence(tmp_path, text, options, message):
     path = tmp_path / "a.csv"
     path.write_text(text)
     silos = None if "silo" in options else 1
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         pool_of(path, silos, 3, **{"label": "y", **options})
     assert "\n" not in str(caught.value)
 
@@ -261,7 +264,7 @@ def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ("1,yes 1,Yes 2,no 2,no", "column 'y' has 'Yes' and 'yes', which count as different"),
         ("2020-01-30,a 2020-02-01,b 2020-02-01,a", "column 'x' has dates, and each date is a"),
@@ -271,8 +274,8 @@ def test_decimal_points_and_commas_in_one_column_are_refused(tmp_path):
         ("30.1.2020,a 1.2.2020,b 1.2.2020,a", "column 'x' has dates, and each date is a"),
     ],
 )
-def test_texts_that_look_alike_numbers_with_units_and_dates_are_warned_of(tmp_path, rows, said):
+def test_texts_that_look_alike_numbers_with_units_and_dates_are_warned_of(tmp_path, rows, message):
     path = tmp_path / "a.csv"
     path.write_text("x,y\n" + rows.replace(" ", "\n") + "\n")
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         from_table(read_table(path), "y", None, None)

@@ -24,6 +24,7 @@ def hanging_together(draw, count: int, d: int, spread: float = 0.05) -> np.ndarr
 
 
 def directions(rows: np.ndarray, rank: int) -> np.ndarray:
+    """Return the first `rank` principal directions of rows, as rows."""
     moments = rows.astype(float).T @ rows.astype(float)
     return np.ascontiguousarray(np.linalg.eigh(moments)[1][:, ::-1][:, :rank].T)
 
@@ -84,12 +85,12 @@ def test_bounds_hold_at_the_ends_of_numbers():
         (np.ones(d), np.eye(d)[:2], 1e39, 0.0),
         (np.ones(d), 1e-10 * np.eye(d)[:2], 7.2e-36, 0.0),
     ]
-    made = 0
+    compared = 0
     for v, rows, beta, gamma in cases:
         w = linalg.factor(np.diag(v)[np.tril_indices(d)], d)
         columns = np.asfortranarray(rows, dtype=np.float32)
         actual = linalg.bonus_ends(columns, w, np.zeros(d), beta, gamma, none, few)
-        made += actual is not None
+        compared += actual is not None
         if actual is not None:
             x = columns.astype(np.longdouble)
             width = x / np.sqrt(v.astype(np.longdouble))
@@ -98,7 +99,7 @@ def test_bounds_hold_at_the_ends_of_numbers():
             ends = actual[0].astype(np.longdouble)
             assert (score <= ends[:3] * (1 + 1e-12)).all()
             assert (ends[3:] <= score * (1 + 1e-12)).all()
-    assert made
+    assert compared
 
 
 @needs_it
@@ -143,6 +144,7 @@ def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread
 
 
 def actions_of_run(environment, keys, monkeypatch, **constants):
+    """Run a curve with some constants of the package replaced; return all that a test compares."""
     for name, value in constants.items():
         monkeypatch.setattr(pools, name, value)
     e = experiment(environment, keys)
@@ -211,20 +213,21 @@ def test_a_silos_own_factor_loses_no_choice(monkeypatch):
 def test_which_pools_have_them():
     draw = np.random.default_rng(4)
 
-    def made(count, d, **keys):
+    def directions_of(count, d, **keys):
+        """Return the directions of a pool of `count` queries of d features, or None."""
         rows = hanging_together(draw, 4 * count, d, **keys)
         return Rows(rows, [4] * count, 1).pool(1).directions
 
     if not linalg.has_screen_i16():
-        assert made(40, 100, spread=0.003) is None
+        assert directions_of(40, 100, spread=0.003) is None
         return
-    rows = made(40, 100, spread=0.003).rows
+    rows = directions_of(40, 100, spread=0.003).rows
     assert len(rows) % 6 == 0 and len(rows) < 50
     np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-12)
-    assert len(made(40, 60, spread=0.003).rows) < 30
-    assert made(40, 100, spread=1.0) is None  # they tell too little
-    assert made(10, 100, spread=0.003) is None  # few queries
-    assert made(40, 40, spread=0.003) is None  # few features
+    assert len(directions_of(40, 60, spread=0.003).rows) < 30
+    assert directions_of(40, 100, spread=1.0) is None  # they tell too little
+    assert directions_of(10, 100, spread=0.003) is None  # few queries
+    assert directions_of(40, 40, spread=0.003) is None  # few features
 
 
 def test_directions_that_are_not_orthonormal_are_refused():

@@ -16,13 +16,16 @@ from fastfed.environments.instances import BATCHES, diversity, margin
 RARE = 1e-6
 
 
-def eigenvalue_p(found, expected):
-    """Of an estimate whose error comes from 20 batches; for a simple eigenvalue."""
-    return 2 * stats.t.sf(abs(found.lambda_0 - expected) / found.lambda_0_error, BATCHES - 1)
+def eigenvalue_p(actual, expected):
+    """Return the p-value of an estimated simple eigenvalue, with its error from 20 batches."""
+    return 2 * stats.t.sf(abs(actual.lambda_0 - expected) / actual.lambda_0_error, BATCHES - 1)
 
 
 def bernstein(dimension, largest, rounds):
-    """No eigenvalue of a mean of x x' deviates more, but with probability 1e-6 (||x|| <= 1)."""
+    """Return a bound on the deviation of all eigenvalues of a mean of x x', ||x|| <= 1.
+
+    It fails with probability at most 1e-6. largest: the largest eigenvalue of the expectation.
+    """
     logarithm = math.log(2 * dimension / RARE)
     return math.sqrt(2 * largest * logarithm / rounds) + 2 * logarithm / (3 * rounds)
 

@@ -44,8 +44,8 @@ def test_rows_are_the_spheres_and_rewards_linear(basis):
     np.testing.assert_allclose(rows.astype(np.float64) @ theta, means, atol=1e-7)
     assert np.linalg.norm(theta) == pytest.approx(1.0)
     assert (means >= 0.0).all() and (means <= 1.0).all()
-    met = Sphere(5, 30, basis_actions=basis).open(SEED, 2, 1)
-    assert not any((met.round(0, t)[0][-1] == rows[-1]).all() for t in range(1, 200))
+    opened = Sphere(5, 30, basis_actions=basis).open(SEED, 2, 1)
+    assert not any((opened.round(0, t)[0][-1] == rows[-1]).all() for t in range(1, 200))
     if basis:
         # The published code's e_j with their last entry set to 1, in units of sqrt 2.
         published = np.eye(5)

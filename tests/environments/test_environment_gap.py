@@ -16,20 +16,21 @@ RARE = 1e-6
 
 
 def rounds(gap, count, replicate=0, silo=0, seed=0):
-    """(features (count, K, d) as float64, means (count, K)) of the first rounds of a silo."""
+    """Return (features (count, K, d), means (count, K)) of the first rounds of a silo."""
     opened_environment = gap.open(seed, replicate, 2)
     played = [opened_environment.round(silo, t) for t in range(1, count + 1)]
     return np.array([x for x, _ in played], float), np.array([mean for _, mean in played])
 
 
 def ball(gap, x, mean, seed=0, replicate=0):
-    """b of x = m theta* + sqrt(1 - m^2) b in a basis of theta*'s complement, (count, d - 1)."""
+    """Return b (n, d - 1) of x = m theta* + sqrt(1 - m^2) b, in a basis orthogonal to theta*."""
     d = gap.dimension
     q, _ = np.linalg.qr(np.column_stack([gap.theta(seed, replicate), np.eye(d)[:, : d - 1]]))
     return (x @ q[:, 1:] / np.sqrt(1 - mean[..., None] ** 2)).reshape(-1, d - 1)
 
 
 def uniform_p(values):
+    """Return the p-value of the Kolmogorov-Smirnov test for uniform values."""
     return stats.kstest(values, "uniform").pvalue
 
 
@@ -146,6 +147,7 @@ def test_rounds_silos_and_replicates_are_independent():
     environment = Gap(dimension=3, actions=20)
 
     def numbers(silo, replicate, skip):
+        """Return (means, radii, place of the best action) in 300 rounds."""
         x, mean = rounds(environment, 301, replicate, silo)
         rho = np.linalg.norm(ball(environment, x, mean, replicate=replicate), axis=1).reshape(
             mean.shape

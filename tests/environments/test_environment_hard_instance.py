@@ -19,7 +19,10 @@ FIRST = 5463142506141194
 
 
 def rounds(world, count, replicate=0, silo=0, seed=0):
-    """(block (n,), z (n, 2) as float64, means (n, 2)) of the first rounds of a silo."""
+    """Return (block (n,), z (n, 2), means (n, 2)) of the first rounds of a silo.
+
+    z are the two nonzero features of the context.
+    """
     opened_environment = world.open(seed, replicate, 2)
     played = [opened_environment.round(silo, t) for t in range(1, count + 1)]
     x, mean = (np.array(part, float) for part in zip(*played, strict=True))
@@ -32,16 +35,17 @@ def rounds(world, count, replicate=0, silo=0, seed=0):
 
 
 def radial_p(z):
-    """Of the norm: 1 - exp(-r^2/2) is uniform up to 1 - exp(-1/2)."""
+    """Return the p-value of norms r: 1 - exp(-r^2/2) is uniform up to 1 - exp(-1/2)."""
     return stats.kstest(-np.expm1(-(z**2).sum(axis=1) / 2) / -np.expm1(-0.5), "uniform").pvalue
 
 
 def angular_p(z):
+    """Return the p-value of the Kolmogorov-Smirnov test for uniform angles."""
     return stats.kstest(np.arctan2(z[:, 1], z[:, 0]), "uniform", (-np.pi, 2 * np.pi)).pvalue
 
 
 def z_of(radius, angle):
-    """z in float32 from the two integers of 53 bits behind it, (n, 2)."""
+    """Return z (n, 2) in float32, from its integers of 53 bits for radius and angle."""
     normals = rng.normals_from_bits(radius, angle).reshape(2, -1).T
     return np.float32(normals * (1 - 2.0**-23))
 
@@ -126,6 +130,7 @@ def test_expected_rewards_stay_inside_their_range():
 
 def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
     def draw(seed=0, replicate=0, silo=0, t=1):
+        """Return the first action and its mean."""
         x, mean = HardInstance(2).open(seed, replicate, 2).round(silo, t)
         return x[0], mean[0]
 
@@ -145,6 +150,7 @@ def test_rounds_silos_and_replicates_are_independent():
     environment = HardInstance(20)
 
     def numbers(silo, replicate, skip):
+        """Return (block, squared length, angle) in 4000 rounds."""
         block, z, _ = rounds(environment, 4001, replicate, silo)
         z, block = z[skip : 4000 + skip], block[skip : 4000 + skip]
         return block, (z**2).sum(axis=1), np.arctan2(z[:, 1], z[:, 0])

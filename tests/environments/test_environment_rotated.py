@@ -62,6 +62,7 @@ def test_directions_are_uniform_and_independent(dimension):
     world, n = Rotated(dimension, 2, math.pi / 2), dimension - 2
 
     def directions(replicate, silos):
+        """Return each silo's direction of rotation, orthogonal to the common theta."""
         v = math.sqrt(2) * world.theta(SEED, replicate)[:-1]
         q, _ = np.linalg.qr(np.column_stack([v, np.eye(len(v))[:, : len(v) - 1]]))
         return math.sqrt(2) * world.thetas(SEED, replicate, silos)[:, :-1] @ q[:, 1:]
@@ -97,19 +98,19 @@ def test_without_rotation_it_is_the_sphere_bit_for_bit(dimension):
     one, other = turned.open(3, 1, SILOS), sphere.open(3, 1, SILOS)
     for silo in range(SILOS):
         for t in (1, 8):
-            for mine, theirs in zip(one.round(silo, t), other.round(silo, t), strict=True):
-                assert mine.tobytes() == theirs.tobytes()
+            for expected, actual in zip(one.round(silo, t), other.round(silo, t), strict=True):
+                assert expected.tobytes() == actual.tobytes()
     curves = [
         {"label": "alone", "algorithm": "local-linucb"},
         {"label": "together", "algorithm": "fedlinucb", "batch_size": 5},
     ]
     keys = {"curves": curves, "silos": SILOS, "horizon": 60, "replicates": 2}
-    for mine, theirs in zip(
+    for expected, actual in zip(
         fastfed.simulate(turned, **keys).curves,
         fastfed.simulate(sphere, **keys).curves,
         strict=True,
     ):
-        assert mine.group_regret.tobytes() == theirs.group_regret.tobytes()
+        assert expected.group_regret.tobytes() == actual.group_regret.tobytes()
 
 
 @pytest.mark.parametrize("reward", ["bernoulli", "gaussian", "none"])
@@ -142,8 +143,8 @@ def test_regret_is_against_the_silos_own_best():
     collected = {}
     for rotation in (0.0, 0.8):
         environment = Rotated(4, 30, rotation, RewardDistribution("none"))
-        done = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
-        for curve in done.curves:
+        result = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
+        for curve in result.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
             collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
     assert collected[0.8, "alone"] < 2.0 * collected[0.0, "alone"]

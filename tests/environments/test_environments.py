@@ -101,11 +101,11 @@ class TestReplay:
 
     def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
         opened_environment = Replay.from_arrays(*recorded).open(0, 0, 3)
-        met = [opened_environment.query(1, t) for t in range(1, 25)]
-        assert sorted(met) == list(range(24, 48))
-        assert met != sorted(met)
+        queries = [opened_environment.query(1, t) for t in range(1, 25)]
+        assert sorted(queries) == list(range(24, 48))
+        assert queries != sorted(queries)
         again = Replay.from_arrays(*recorded).open(0, 1, 3)
-        assert met != [again.query(1, t) for t in range(1, 25)]
+        assert queries != [again.query(1, t) for t in range(1, 25)]
 
     def test_a_horizon_beyond_the_data_names_the_largest(self, recorded):
         with pytest.raises(fastfed.InputError, match="horizon must be <= 24"):
@@ -234,6 +234,7 @@ def constant_round(seed, replicate, silo, round):
 class TestPython:
     @staticmethod
     def draw(seed, replicate, silo, t):
+        """Return 1 to 4 random actions and their expected rewards."""
         generator = np.random.default_rng([seed, replicate, silo, t])
         x = generator.normal(size=(1 + t % 4, 3))
         x /= 1.001 * np.linalg.norm(x, axis=1, keepdims=True)
@@ -432,6 +433,7 @@ def test_read_only_arrays_from_a_function_are_welcome():
 
 
 def certificate_of(environment, **keys):
+    """Return the certificate of a private system in an environment."""
     curve = {"algorithm": "private-fedlinucb", "batch_size": 5, "epsilon": 1.0, "delta": 1e-6}
     (experiment,) = make_experiment(
         name="x", environment=environment, curves=[{**curve, **keys}], silos=3, horizon=20
@@ -440,6 +442,7 @@ def certificate_of(environment, **keys):
 
 
 def failed_conditions(certificate):
+    """Return the texts of the conditions that do not hold."""
     return [c.text for c in certificate.conditions if not c.holds]
 
 
@@ -480,6 +483,7 @@ class TestDeclared:
 
     @staticmethod
     def table(path, age=55):
+        """Write a table of 62 records, one of this age, and return the keys that read it."""
         draw = np.random.default_rng(0)
         rows = [f"{draw.integers(20, 80)},{draw.choice(['f', 'm'])},{i % 2}" for i in range(60)]
         path.write_text("\n".join(["age,sex,ill", *rows, f"{age},?,1", ",f,0"]) + "\n")

@@ -34,6 +34,8 @@ class Silent(Holder):
 
 
 def closing_over(value):
+    """Return a function whose closure holds a value."""
+
     def function(seed, replicate, silo, round):
         return value
 
@@ -78,6 +80,7 @@ def test_what_holds_itself():
 
 
 def everything():
+    """Return digests of functions that hold objects of many kinds."""
     held = [
         np.random.default_rng(1),
         numba.njit(lambda x: x),
@@ -93,10 +96,10 @@ def everything():
 
 def test_another_process_finds_the_same():
     command = "import test_fingerprints as t; print(*t.everything())"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {command}"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout.split() == everything()
+    assert result.stdout.split() == everything()

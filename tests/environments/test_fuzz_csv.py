@@ -24,6 +24,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -31,7 +32,7 @@ def repeat(examples):
 
 
 def check(data: bytes, name: str, silo: str | None) -> None:
-    """Features, classes and silos are the oracle's, or the file is refused by name."""
+    """Check that a file is read as the oracle reads it, or refused with its name."""
     expected = oracle(data, name, "label", silo)
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name
@@ -52,6 +53,7 @@ def check(data: bytes, name: str, silo: str | None) -> None:
 
 
 def case(rng):
+    """Check one damaged CSV file."""
     data, name = fuzzing.damaged_csv(rng), "a.csv"
     if rng.random() < 0.1:
         name, data = "a.csv.gz", fuzzing.packed(rng, data)
@@ -112,6 +114,7 @@ def damaged_arrays(rng) -> bytes:
     size = rng.choice((0.0, 0.1, 0.5, 1.0, 1e308, -1.0, np.nan, np.inf))
 
     def one():
+        """Return a random array, without warnings about its casts."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return np.full(rng.choice(shapes), size).astype(rng.choice(kinds))
@@ -129,6 +132,7 @@ def damaged_arrays(rng) -> bytes:
 
 
 def check_arrays(data: bytes, name: str) -> None:
+    """Check that damaged arrays are refused in one sentence, or hold finite numbers."""
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name
         path.write_bytes(data)

@@ -23,6 +23,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 
 def repeat(examples):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     # A shrunk example runs in the same folder as the one before.
     quiet = list(HealthCheck)
     return settings(
@@ -32,11 +33,13 @@ def repeat(examples):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """Keep parsed files in a new folder, and return it."""
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def assert_same(read: LetorRows, data: bytes, name: str) -> None:
+    """Check that the rows are those of the plain reader."""
     expected = oracle(data, name)
     assert expected is not None, (read.relevance, read.features)
     relevance, qids, features = expected
@@ -46,7 +49,7 @@ def assert_same(read: LetorRows, data: bytes, name: str) -> None:
 
 
 def check(data: bytes, name: str, cache: Path) -> None:
-    """The file is read as the oracle reads it, twice, or refused by name and never cached."""
+    """Check that a file is read twice as the oracle reads it, or refused and never cached."""
     shutil.rmtree(cache, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder, fuzzing.within(20):
         path = Path(folder) / name
@@ -65,6 +68,7 @@ def check(data: bytes, name: str, cache: Path) -> None:
 
 
 def case(rng, cache, monkeypatch):
+    """Check one damaged LETOR file, read in blocks of random size."""
     data, name = fuzzing.damaged_letor(rng), "a.txt"
     if rng.random() < 0.2:
         name, data = rng.choice(("a.txt.gz", "a.gz", "a.txt")), fuzzing.packed(rng, data)
@@ -107,17 +111,17 @@ def test_a_folder_is_its_files_one_after_another(cache, rng):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"1 qid:1 1:2\n1 qid:1 " + b"0" * 19 + b"12:5\n", None),  # once read as feature 1
         (b"1 qid:1 1:2\n" + b"1" * (1 << 25), "a.txt:2: a line must be at most"),
     ],
 )
-def test_found_by_fuzzing(cache, data, said):
-    if said is None:
+def test_found_by_fuzzing(cache, data, message):
+    if message is None:
         check(data, "a.txt", cache)
         return
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.txt").write_bytes(data)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             read_letor(Path(folder) / "a.txt")

@@ -27,6 +27,7 @@ ODD = (
 
 
 def archive():
+    """Return a ZIP archive with the table, as bytes."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zip_file:
         zip_file.writestr("t.csv", TABLE)
@@ -34,6 +35,7 @@ def archive():
 
 
 def database():
+    """Return an SQLite database with the table, as bytes."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("CREATE TABLE log (action, reward, propensity, x)")
         db.executemany("INSERT INTO log VALUES (?, ?, ?, ?)", ROWS)
@@ -42,6 +44,7 @@ def database():
 
 
 def workbook():
+    """Return an Excel file with the table, as bytes."""
     openpyxl = pytest.importorskip("openpyxl", reason="openpyxl is not installed")
     book, file = openpyxl.Workbook(), io.BytesIO()
     for row in [("action", "reward", "propensity", "x"), *ROWS]:

@@ -28,12 +28,14 @@ PLAIN = "2 qid:7 1:3 2:0.25 3:-1.5 \r\n0 qid:7 1:12345678 2:0 3:22.076928 \r\n"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
+    """Keep parsed files in a new folder, and return it."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FASTFED_CACHE", str(folder))
     return folder
 
 
 def write(path: Path, text: str) -> Path:
+    """Write a text, and return the path."""
     path.write_bytes(text.encode())
     return path
 
@@ -52,6 +54,7 @@ def letor_text(rng, queries=6, features=136, first_qid=1, actions=(3, 9)) -> str
 
 @pytest.fixture
 def file(tmp_path):
+    """Write a random LETOR file, and return its path."""
     return write(tmp_path / "train.txt", letor_text(np.random.default_rng(0)))
 
 
@@ -68,6 +71,7 @@ def test_plain_block_takes_the_compiled_path_and_has_the_right_numbers():
 
 
 def random_value(rng) -> str:
+    """Return a random spelling of a decimal number."""
     kind = rng.integers(0, 7)
     digits = "".join(map(str, rng.integers(0, 10, rng.integers(1, 10))))
     more = "".join(map(str, rng.integers(0, 10, rng.integers(1, 12))))
@@ -174,7 +178,7 @@ def test_unusual_but_right_lines_are_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("1 qid:1 1:2 2", "expected a pair index:value, got '2'"),
         ("1 qid:1 1:2 2:", "expected a pair index:value, got '2:'"),
@@ -198,14 +202,14 @@ def test_unusual_but_right_lines_are_read(tmp_path):
         ("1 qid:1 2:2 2:3", "feature 2 must come once in a line"),
     ],
 )
-def test_errors_name_file_and_line(tmp_path, line, said):
+def test_errors_name_file_and_line(tmp_path, line, message):
     # Far into the file, so that the line number has to survive the blocks before.
     filler = "0 qid:1 1:0.5 2:0.25\n" * 20_000
     path = write(tmp_path / "bad.txt", filler + line + "\n" + filler)
     with pytest.raises(InputError) as caught:
         read_letor(path)
     assert str(caught.value).startswith(f"{path}:20001: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -309,6 +313,7 @@ def test_a_path_with_nothing_to_read_is_refused(tmp_path):
 
 
 def refuse(*args, **kwargs):
+    """Fail, because a file that is in the cache was parsed again."""
     raise AssertionError("parsed again")
 
 
@@ -478,7 +483,7 @@ def test_pool_blocks_are_feature_major_and_rows_is_a_view():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"starts": np.array([0, 2, 4])}, "starts must run from 0 to 5, got 0 to 4"),
         ({"starts": np.array([0, 0, 5])}, "starts must grow at every step"),
@@ -490,14 +495,14 @@ def test_pool_blocks_are_feature_major_and_rows_is_a_view():
         ({"linear": True}, "linear must be False"),
     ],
 )
-def test_a_pool_whose_parts_do_not_fit_is_refused(change, said):
+def test_a_pool_whose_parts_do_not_fit_is_refused(change, message):
     parts = {
         "rows": np.zeros((5, 3)),
         "means": np.zeros(5),
         "starts": np.array([0, 2, 5]),
         "silo_starts": np.array([0, 1, 2]),
     }
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Pool.from_rows(**{**parts, **change})
 
 
@@ -516,6 +521,7 @@ def test_feature_sets_have_the_columns_of_the_experiment():
 
 
 def raw_columns(path, columns):
+    """Return columns of the features of a file; column 0 is the constant 0.01."""
     features = read_letor(path).features.astype(np.float64)
     padded = np.hstack([np.full((len(features), 1), 0.01), features])
     return padded[:, list(columns)]
@@ -523,6 +529,7 @@ def raw_columns(path, columns):
 
 @pytest.fixture(scope="module")
 def forty_queries(tmp_path_factory):
+    """Write a LETOR file of 40 queries, and return its path."""
     text = letor_text(np.random.default_rng(4), queries=40, actions=(4, 12))
     return write(tmp_path_factory.mktemp("letor") / "train.txt", text)
 
@@ -551,6 +558,7 @@ def test_the_lasso_agrees_when_there_are_fewer_rows_than_columns(file):
 
 
 def all_rows(pool):
+    """Return the rows of all queries of a pool."""
     return np.vstack([pool.rows(q) for q in range(pool.queries)])
 
 
@@ -626,7 +634,7 @@ def test_a_second_pool_comes_from_the_cache_without_scikit_learn(file, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"silos": 7}, "silos must be at most the 6 queries of .*, got 7"),
         ({"silos": 0}, "silos must be an integer >= 1, got 0"),
@@ -643,9 +651,9 @@ def test_a_second_pool_comes_from_the_cache_without_scikit_learn(file, monkeypat
         ({"scaling": "row", "reward_range": (0.0, 1.0)}, "reward_range must be left out"),
     ],
 )
-def test_bad_options_get_one_sentence(file, options, said):
+def test_bad_options_get_one_sentence(file, options, message):
     pytest.importorskip("sklearn")
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         letor_pool(file, **{"silos": 2, **options})
     assert "\n" not in str(caught.value)
 
@@ -655,14 +663,17 @@ def test_importing_the_pools_loads_no_heavy_library():
         "import sys, fastfed.environments.letor, fastfed.environments.classification;"
         "print([m for m in ('sklearn', 'scipy', 'numba', 'matplotlib') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "[]"
 
 
 # ---- real rows -------------------------------------------------------------------------------
 
 
 def shared(name: str) -> Path:
+    """Return the path of a data set; skip the test if it is not here."""
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"needs the data set {name}, which is not part of the project")

@@ -35,12 +35,14 @@ TEXT = (
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
+    """Keep parsed files in a new folder, and return it."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("FASTFED_CACHE", str(folder))
     return folder
 
 
 def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
+    """Write a random file in the format of MSLR, and return its path."""
     rng = np.random.default_rng(seed)
     with path.open("w") as file:
         for q in range(queries):
@@ -62,10 +64,12 @@ def in_memory(*sources: Path) -> dict[str, np.ndarray]:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
+    """Return the content of every array in a folder."""
     return {p.name: p.read_bytes() for p in folder.rglob("*.npy")}
 
 
 def saved(arrays: dict[str, np.ndarray], folder: Path) -> dict[str, bytes]:
+    """Save arrays in a new folder, and return the content of their files."""
     folder.mkdir()
     for name, values in arrays.items():
         np.save(folder / f"{name}.npy", values)
@@ -210,6 +214,7 @@ def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, mo
     append, calls = GrowableArray.append, []
 
     def full(self, block):
+        """Append as before, until the disk is full."""
         calls.append(1)
         if len(calls) > after:
             raise OSError(errno.ENOSPC, "No space left on device")

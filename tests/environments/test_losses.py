@@ -31,6 +31,7 @@ def rows(adversary: Adversary, silos: int, horizon: int) -> np.ndarray:
 
 
 def served(environment: Any, silos: int, horizon: int, replicate: int = 0, seed: int = 0) -> Any:
+    """Return the losses (silos, rounds, experts) that an environment serves."""
     return rows(environment.open(seed, replicate, silos), silos, horizon)
 
 
@@ -42,7 +43,7 @@ def uneven(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
 def bowl(
     seed: int, replicate: int, silo: int, round: int, x: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """|x - c|^2 / 2 about the middle, with noise of mean zero in the gradient."""
+    """Return the loss |x - c|^2 / 2 + <noise, x>, and its gradient; the noise has mean zero."""
     draws = np.random.default_rng((seed, replicate, silo, round)).uniform(-0.1, 0.1, 3)
     away = x - np.array([0.5, 0.3, 0.2])
     return float(away @ away / 2 + draws @ x), away + draws
@@ -285,7 +286,7 @@ FITTING: list[tuple[str, dict[str, Any]]] = [
 
 
 def points(d: int) -> np.ndarray:
-    """Corners, middle and some more of the simplex."""
+    """Return points of the simplex: corners, middle and ten random ones."""
     draw = np.random.default_rng(0)
     return np.concatenate([np.eye(d), np.full((1, d), 1 / d), draw.dirichlet(np.ones(d), 10)])
 
@@ -448,10 +449,10 @@ def test_losses_are_a_function_of_their_key(kind, keys):
 
 
 def test_a_changed_array_does_not_change_the_losses():
-    mine = ARRAYS.copy()
-    environment = make("oblivious-losses", losses=mine)
+    losses = ARRAYS.copy()
+    environment = make("oblivious-losses", losses=losses)
     before, described = served(environment, 4, 12), environment.describe()
-    mine[:] = 0.0
+    losses[:] = 0.0
     np.testing.assert_array_equal(served(environment, 4, 12), before)
     assert environment.describe() == described
 
@@ -492,7 +493,7 @@ def test_the_best_expert_is_uniform(experts):
 
 
 def test_the_first_guess_knows_nothing_of_the_best_expert():
-    """Both are drawn from one seed: a shared draw would make the first expert the best one."""
+    """Guess and best expert have one seed; a shared draw would make them the same expert."""
     from fastfed.experts.plan import start_expert
 
     d = 4
@@ -573,11 +574,11 @@ def test_the_near_realizable_expert_loses_so_often_and_no_more(lost, horizon):
     environment = make("near-realizable-losses", experts=4, optimal_loss=lost, mean=0.8)
     for replicate in range(3):
         table = served(environment, 3, horizon, replicate)
-        mine = table[..., best_expert(0, replicate, 4)]
+        best_losses = table[..., best_expert(0, replicate, 4)]
         # In rounds 2, 4, ..., 2 L* at every client, as far as there are rounds.
         expected = [float(t % 2 == 0 and t <= 2 * lost) for t in range(1, horizon + 1)]
-        np.testing.assert_array_equal(mine, [expected] * 3)
-        assert (mine.sum(axis=1) == min(lost, horizon // 2)).all()
+        np.testing.assert_array_equal(best_losses, [expected] * 3)
+        assert (best_losses.sum(axis=1) == min(lost, horizon // 2)).all()
     assert environment.facts(3, horizon).optimal_loss == float(lost)
 
 
@@ -701,16 +702,16 @@ def test_what_cannot_be_counted_is_refused(kind):
 def test_a_plain_function_is_asked_for_its_key():
     asked: list[tuple[int, ...]] = []
 
-    def mine(seed: int, replicate: int, silo: int, round: int) -> list[float]:
+    def losses_of(seed: int, replicate: int, silo: int, round: int) -> list[float]:
         asked.append((seed, replicate, silo, round))
         return [silo / 8, round / 16, 1.0]
 
-    environment = make("oblivious-losses", **{**FUNCTION, "function": mine})
+    environment = make("oblivious-losses", **{**FUNCTION, "function": losses_of})
     table = served(environment, 2, 3, replicate=5, seed=9)
     assert asked == [(9, 5, i, t) for i in range(2) for t in range(1, 4)]
     assert table[1, 2].tolist() == [1 / 8, 3 / 16, 1.0]
     asked.clear()
-    common = make("oblivious-losses", **{**FUNCTION, "function": mine}, common=True)
+    common = make("oblivious-losses", **{**FUNCTION, "function": losses_of}, common=True)
     table = served(common, 2, 3)
     assert {key[2] for key in asked} == {0}
     np.testing.assert_array_equal(table[0], table[1])

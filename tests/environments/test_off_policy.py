@@ -103,6 +103,7 @@ def test_intervals_cover_where_there_is_much_and_where_there_is_little():
     """Use a uniform log over 20 actions and evaluate one action: clicks are binomial / 20."""
 
     def covered(rate, n, runs=400):
+        """Return how often the normal and the bounded interval contain the true value."""
         normal = bounded = 0
         draw = np.random.default_rng(11)
         policy = np.zeros((n, 20))

@@ -16,6 +16,7 @@ SILO = ["b"] * 8 + ["a"] * 12 + ["b"] * 10
 
 
 def rows(environment, query):
+    """Return (features, expected rewards) of the actions of a query."""
     pool = environment.pool(environment.natural_silos())
     return pool.rows(query), pool.means[pool.starts[query] : pool.starts[query + 1]]
 

@@ -29,17 +29,20 @@ WARFARIN = Path(__file__).resolve().parents[3] / "shared" / "data" / "warfarin.c
 
 
 def written(folder, text=TEXT):
+    """Write a CSV file, and return its path."""
     path = folder / "t.csv"
     path.write_text(text)
     return path
 
 
 def classified(path, **keys):
+    """Return the environment of a table with these keys changed."""
     keys = {"label": "dose", "bins": [21, 49], "coding": "blocks", **keys}
     return Classification(data=str(path), **keys)
 
 
 def classes_of(pool):
+    """Return the class with the largest reward in each query."""
     return pool.means.reshape(pool.queries, -1).argmax(axis=1).tolist()
 
 
@@ -144,7 +147,7 @@ def test_random_tables_and_filters_agree_with_loops(tmp_path, seed):
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"where": {"age": [200, 300]}}, r"t.csv: where must keep at least one of 7 records, but "
          r"leaves out 1 without a value of 'age', 6 with a number outside of where.age"),
@@ -167,8 +170,8 @@ def test_random_tables_and_filters_agree_with_loops(tmp_path, seed):
          "ranges or where declares for column 'status', got 'done'"),
     ],
 )  # fmt: skip
-def test_mistakes(tmp_path, keys, said):
-    with pytest.raises(InputError, match=said):
+def test_mistakes(tmp_path, keys, message):
+    with pytest.raises(InputError, match=message):
         classified(written(tmp_path), **keys).pool(1)
 
 

@@ -27,6 +27,7 @@ HEADER = ["age", "pain", "sex", "num"]
 
 
 def zipped(path, **members):
+    """Write a ZIP archive with these members, and return its path."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
@@ -34,6 +35,7 @@ def zipped(path, **members):
 
 
 def database(path, tables=("visits",), wal=False):
+    """Write an SQLite file with these tables, and return its path."""
     with closing(sqlite3.connect(path)) as connection:
         if wal:
             connection.execute("PRAGMA journal_mode = WAL")
@@ -47,6 +49,7 @@ def database(path, tables=("visits",), wal=False):
 
 
 def workbook(path, *sheets, **cells):
+    """Write an Excel file with these sheets and cells, and return its path."""
     openpyxl = pytest.importorskip("openpyxl", reason="openpyxl is not installed")
     book = openpyxl.Workbook()
     book.remove(book.active)
@@ -158,6 +161,7 @@ def test_a_folder_of_excel_files_has_a_silo_for_each(tmp_path):
 
 
 def damaged(path, share=0.6):
+    """Cut a file to a share of its length, and return its path."""
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     return path

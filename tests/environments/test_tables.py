@@ -26,12 +26,14 @@ DIALECTS = {
 
 
 def written(folder, name, text):
+    """Write a file, and return its path."""
     path = folder / name
     path.write_bytes(text.encode())
     return path
 
 
 def pool_of(data, **keys):
+    """Return the pool of a table for two silos."""
     return Classification(data=data, label="y", dimension=4, **keys).pool(2)
 
 
@@ -62,6 +64,7 @@ def test_a_comma_file_whose_texts_have_semicolons_stays_one(tmp_path):
 
 
 def silo_files(folder):
+    """Write a folder with one file for each of two silos, and return its path."""
     folder.mkdir()
     written(folder, "north.csv", PLAIN)
     written(folder, "south.csv", "y;height;age\nill;1,5;33\nwell;1,8;66\n")
@@ -99,6 +102,7 @@ def test_a_spec_names_files_beside_itself(tmp_path):
 
 
 def frames():
+    """Return the table as a frame of each library that is installed."""
     columns = {
         "age": [30.0, 40.0, 50.0, None],
         "sex": ["m", "f", None, "m"],
@@ -154,6 +158,7 @@ def test_texts_are_classes_of_arrays():
 
 
 def refused(data, **keys):
+    """Return the message with which a table is refused."""
     with pytest.raises(InputError) as error:
         pool_of(data, **keys)
     return str(error.value)
@@ -174,15 +179,15 @@ def test_a_number_that_is_none_is_named_where_a_column_has_too_many_texts(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a,y\n1,2,3\n", "expected 2 cells as in the header, got 3: put a cell that holds"),
         ("a,a,y\n1,2,3\n", "column names must differ, got 'a' twice"),
         ("a,y\n", "must hold a header and at least one record, got only a header"),
     ],
 )
-def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, said):
-    assert said in refused(written(tmp_path, "a.csv", text))
+def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, message):
+    assert message in refused(written(tmp_path, "a.csv", text))
 
 
 def test_tables_of_silos_must_fit_together(tmp_path):

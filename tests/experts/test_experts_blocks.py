@@ -19,6 +19,7 @@ from fastfed.simulation.experiment import make_experiment
 
 
 def equal(one: Any, other: Any) -> None:
+    """Check that two outcomes have the same bits."""
     for name in FIELDS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_array_equal(one.total, other.total)
@@ -69,6 +70,7 @@ def by_coins_and_by_sums(environment, curve, silos, checkpoints, last=None):
     plan, outcomes, may, used = e.curves[0].system.plan, [], experts.in_coins, []
 
     def look(*arguments):
+        """Ask as before whether runs in coins are possible, and note the answer."""
         used.append(may(*arguments))
         return used[-1]
 
@@ -107,6 +109,7 @@ def test_a_fault_of_runs_in_coins_is_detected(monkeypatch):
     run = experts.CoinRounds.run
 
     def without_first(self, *arguments, **keys):
+        """Run as before, and forget the losses of the first expert."""
         answer = run(self, *arguments, **keys)
         self.lost[0] = 0
         return answer

@@ -22,6 +22,7 @@ NOISE_SCALES = [(1.0, 1.0), (4.0, 8.0), (5.0, 0.3), (0.0, 2.0), (2.0, 0.0), (3.0
 
 
 def check_equal(actual: float, expected: float, rel: float = 1e-9) -> None:
+    """Check that two numbers are equal up to rounding."""
     assert math.isclose(actual, expected, rel_tol=rel), (actual, expected)
 
 
@@ -71,6 +72,7 @@ def leaves_with_right_vertices(trees: int) -> list[list[tuple[int, int]]]:
     leaves: list[list[tuple[int, int]]] = []
 
     def visit(depth: int, tree: int, path: list[tuple[int, int]]) -> None:
+        """Visit the vertices of a tree depth first; `path` lists the right vertices above."""
         if depth == tree:
             leaves.append([(-1, tree), *path])
             return
@@ -263,6 +265,7 @@ def test_suboptimality_grows_with_noise_and_falls_with_data() -> None:
     def suboptimality(
         b: int = 64, m: int = 4, d: int = 10, scale: float = 0.1, beta: float = 0.05, **changes: Any
     ) -> float:
+        """Return the bound for phase 2 with these sizes."""
         kwargs = {**COMMON, "smoothness": beta, **changes}
         return bounds.phase_suboptimality(PhaseNoise(2, b, (scale, 2 * scale)), m, d, **kwargs)
 
@@ -377,6 +380,7 @@ def test_simulated_switches_nearly_attain_the_budget_failure() -> None:
 
 
 def laplace_cdf(x: float) -> float:
+    """Return the distribution function of the standard Laplace distribution."""
     return 0.5 * math.exp(x) if x < 0 else 1 - 0.5 * math.exp(-x)
 
 
@@ -387,6 +391,7 @@ def test_failure_probabilities_equal_their_integrals(a: float, b: float) -> None
         k = n / count
 
         def kept(r: float, w: float = w, k: float = k) -> float:
+            """Return the probability that no query exceeds the threshold, given its noise r."""
             if b == 0:
                 return float(w + r >= 0)
             return laplace_cdf((w + r) / b) ** k

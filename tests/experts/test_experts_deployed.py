@@ -142,7 +142,7 @@ def test_a_server_with_system_noise_needs_reports_in_fixed_point(name):
 
 
 def test_reports_of_gradients_are_in_fixed_point_for_a_server_with_noise():
-    """Check this for arbitrary gradients and for trees of several levels."""
+    """Use arbitrary gradients, and trees of several levels."""
     plan = smooth_plan(3, epsilon=1e4, batch="largest", noise="central")
     assert max(phase.trees for phase in plan.phases) > 1
     federation = Federation(plan)
@@ -196,7 +196,7 @@ def test_two_deployments_draw_different_noise():
 
 @pytest.mark.parametrize("name", ["ope", "ope-messages"])
 def test_two_clients_with_the_same_number_are_refused(name):
-    """Check this, since the two clients would add the same noise to two scores."""
+    """The reason: the two clients would add the same noise to two scores."""
     plan, shared = make_deployed_system(name).plan, SystemNoise()
     client_0, second_client_0 = (fastfed.parties.ExpertClient(plan, 0, shared) for _ in range(2))
     start = fastfed.parties.ExpertServer(plan, shared).start()
@@ -244,7 +244,7 @@ def test_system_noise_never_returns_a_draw_twice():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parties_with_seeded_noise_equal_the_step_driver(name):
-    """Check this for any order of clients and reports."""
+    """Use any order of clients and reports."""
     environment = fastfed.environments.RealizableLosses(experts=D)
     plan = make_deployed_system(name).plan
     opened_environment = environment.open(3, 1, M)
@@ -595,6 +595,7 @@ def test_smooth_losses_must_be_gradient_functions():
     queried: list[np.ndarray] = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
+        """Return a gradient, and note where it was asked for."""
         queried.append(x.copy())
         return x + 2 * np.arange(D)
 
@@ -688,6 +689,7 @@ class FailsAtDraw(SeededNoise):
         self.remaining = at
 
     def _draw(self) -> None:
+        """Count down; the last draw fails."""
         self.remaining -= 1
         if self.remaining == 0:
             raise OSError("no entropy")
@@ -814,10 +816,12 @@ def test_no_loss_moves_scores_beyond_the_sensitivity(smoothness):
     matrices = draw.normal(size=(512, 3, 3)) * 1e9
 
     def losses(replaced: int | None) -> dict[int, Any]:
+        """Return the losses of a phase; one round may have its loss replaced."""
         sign = {t: -1.0 if t == replaced else 1.0 for t in phase.samples}
         return {t: lambda x, t=t: sign[t] * (matrices[t] @ x) for t in phase.samples}
 
     def scores(replaced: int | None) -> np.ndarray:
+        """Return the scores of all leaves; one round may have its loss replaced."""
         collector = plan.collector(0, SeededNoise(3))
         collector._next_phase = phase
         for t, loss in losses(replaced).items():

@@ -99,6 +99,7 @@ def compiled_gradient() -> Any:
 
 
 def gradient_environment(function: Any) -> GradientLosses:
+    """Return losses whose gradients a function gives."""
     return GradientLosses(function=function, experts=4, optimum=np.full(4, 0.25), spread=2.0)
 
 
@@ -106,10 +107,12 @@ TABLE = np.random.default_rng(8).random((3, 150, 6))
 
 
 def linear_losses(d: int = 5) -> StochasticLosses:
+    """Return linear stochastic losses of d experts."""
     return StochasticLosses(experts=d)
 
 
 def quadratic_losses(d: int = 5) -> StochasticLosses:
+    """Return quadratic stochastic losses of d experts."""
     return StochasticLosses(experts=d, mean=0.7, gap=0.3, loss="quadratic")
 
 
@@ -813,6 +816,7 @@ class RecordedScores(np.ndarray):
     log: list[np.ndarray]
 
     def argmin(self, *args: Any, **keys: Any) -> Any:
+        """Record the scores, and return the index of the smallest."""
         RecordedScores.log.append(np.array(self))
         return np.asarray(self).argmin(*args, **keys)
 
@@ -877,6 +881,7 @@ def test_noise_test_detects_planted_faults(monkeypatch):
     divided."""
 
     def fails(central: bool, together: bool, patch: Callable[[pytest.MonkeyPatch], None]) -> None:
+        """Check that the test of the noise fails with a fault."""
         with pytest.MonkeyPatch.context() as context:
             patch(context)
             with pytest.raises(AssertionError):
@@ -998,6 +1003,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
             self: Any, edges: np.ndarray, settles: Any, which: np.ndarray, weights: np.ndarray,
             sums: Any, log: list[np.ndarray] = points,
         ) -> None:  # fmt: skip
+            """Play as before, and note the weights of each round."""
             for row, rounds in zip(which, np.diff(edges), strict=True):
                 log += [weights[row].copy()] * rounds
             PLAYED_MANY(self, edges, settles, which, weights, sums)

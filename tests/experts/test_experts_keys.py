@@ -414,6 +414,7 @@ def check_claim(expert_certificate: Certificate) -> bool:
 @pytest.mark.parametrize("delta", [0.0, 1e-5, 0.1])
 @pytest.mark.parametrize("epsilon", [0.1, 20.0])
 def test_certificate_of_fed_svt_gives_the_exact_epsilon(epsilon, delta, switches):
+    """Compute epsilon from the plan: one comparison and kappa choices."""
     for calibration in ("exact", "printed", *(("zcdp",) if delta else ())):
         keys = {"epsilon": epsilon, "delta": delta, "switches": switches}
         system = make(SVT, calibration=calibration, **keys)
@@ -508,6 +509,8 @@ def vertex_epsilon(phase: Any, problem: ProblemSpec, messages: bool, delta: floa
     ("noise", "protect"), [("local", "experts"), ("local", "messages"), ("central", "experts")]
 )
 def test_certificate_of_fed_dp_ope_stoch_gives_the_exact_epsilon(setting, noise, protect, delta):
+    """Compute epsilon from the plan, for experts and for messages; which one is exact depends on
+    `protect`."""
     calibrations = ("exact", "corrected", "printed")
     if delta:  # with delta, calibration takes longer
         calibrations = ("printed",) if setting is SIGNED else ("exact",)
@@ -910,6 +913,7 @@ def invoke(*args: Any) -> str:
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Path:
+    """Write the spec, and return its path."""
     path = tmp_path / "experts.toml"
     path.write_text(TOML)
     return path

@@ -137,9 +137,9 @@ def ope_problem(environment: Any, horizon: int, silos: int, **keys: Any) -> Prob
 
 OPE |= {
     f"{calibration}, {noise}, {name}": ope_problem(
-        made, 130, 4, calibration=calibration, noise=noise, **more
+        losses, 130, 4, calibration=calibration, noise=noise, **more
     )
-    for calibration, noise, (name, made, more) in product(
+    for calibration, noise, (name, losses, more) in product(
         ("exact", "corrected", "printed"),
         ("local", "central"),
         (
@@ -192,8 +192,8 @@ def svt_problem(environment: Any, horizon: int, silos: int, **keys: Any) -> Prob
 
 
 SVT: dict[str, Problem] = {
-    f"N = {N}, {name}": svt_problem(made, 157, m, phase_length=N, threshold=L, switches=6, **more)
-    for N, (name, made, m, L, more) in product(
+    f"N = {N}, {name}": svt_problem(losses, 157, m, phase_length=N, threshold=L, switches=6, **more)
+    for N, (name, losses, m, L, more) in product(
         (1, 3, 30),
         (
             ("one client", RealizableLosses(experts=5), 1, 9.0, {}),
@@ -239,8 +239,8 @@ SVT |= {
 SVT["N = 1, nearly"] = replace(SVT["N = 1, nearly"], seed=7)
 
 BASELINES: dict[str, Problem] = {
-    f"{algorithm}, N = {N}, {name}": Problem(made, algorithm, T, m, {"phase_length": N} | more)
-    for (algorithm, more), N, (name, made, T, m) in product(
+    f"{algorithm}, N = {N}, {name}": Problem(losses, algorithm, T, m, {"phase_length": N} | more)
+    for (algorithm, more), N, (name, losses, T, m) in product(
         (("follow-the-leader", {}), ("hedge", {}), ("hedge", {"learning_rate": 0.3})),
         (1, 3, 30),
         (
@@ -300,6 +300,7 @@ class RecordedScores(np.ndarray):
     log: list[np.ndarray]
 
     def argmin(self, *args: Any, **keys: Any) -> Any:
+        """Record the scores, and return the index of the smallest."""
         RecordedScores.log.append(np.array(self))
         return np.asarray(self).argmin(*args, **keys)
 
@@ -345,6 +346,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
             raise AssertionError("experts draw one uniform at a time")
 
     def decide(kind: Any) -> Callable[..., Any]:
+        """Return a `decide` that records its input and its choice."""
         original = kind.decide
 
         def record_decision(self: Any, total: np.ndarray) -> Any:
@@ -356,6 +358,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_decision
 
     def played(self: Any, first: int, last: int, x: np.ndarray, row: np.ndarray | None) -> None:
+        """Play as before, and record weights and losses."""
         record.x += [np.array(x)] * (last - first + 1)
         if row is not None:
             record.sums.append(np.array(row))
@@ -364,6 +367,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
     def played_many(
         self: Any, edges: Any, settles: Any, which: Any, weights: Any, sums: Any
     ) -> None:
+        """Play as before, and record weights and losses of several segments."""
         record.blocks = True
         table = np.eye(e.facts.dimension) if weights is None else weights
         record.x += [np.array(x) for x in np.repeat(table[which], np.diff(edges), axis=0)]
@@ -378,6 +382,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
             return int(original_coins(*arguments))
 
     def decide_rounds(kind: Any) -> Callable[..., Any]:
+        """Return a `decide_rounds` that records each round."""
         original = kind.decide_rounds
 
         def record_round(self: Any, rounds: Any, last: int) -> Any:
@@ -395,6 +400,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_round
 
     def report(self: Any) -> Any:
+        """Report as before, and record the report."""
         report_ = original_report(self)
         if self.index == 0:
             record.reports.append([])
@@ -402,6 +408,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return report_
 
     def choose(self: Any, costs: Any, uniform: float) -> int:
+        """Choose as before, and record the costs."""
         record.costs.append(np.array(costs))
         return int(original_choose(self, costs, uniform))
 
@@ -510,6 +517,7 @@ def scale_of(e: Experiment) -> Callable[[int, int, int], float]:
     scales_by_phase = {phase.number: phase.scales for phase in plan.phases}
 
     def scale(p: int, j: int, b: int) -> float:
+        """Return the scale of the noise for tree j of phase p with batch b."""
         epsilon, alpha = keys["epsilon"], facts.lipschitz
         if keys["calibration"] == "printed":
             return oracle.lambda_printed(alpha, j, b, epsilon) / clients_per_noise
@@ -537,6 +545,7 @@ def run_oracle_ope(e: Experiment, **changes: Any) -> oracle.OpeRun:
 
     @cache
     def designs(p: int) -> tuple[int, int]:
+        """Return (batch, number of trees) of phase p."""
         if not private:
             # Without noise, the design is that of a budget so large that all trees fit.
             return oracle.design(keys["batch"], p, m=1, d=2, epsilon=1e300, alpha=1.0, beta=1.0)
@@ -546,6 +555,7 @@ def run_oracle_ope(e: Experiment, **changes: Any) -> oracle.OpeRun:
         )  # fmt: skip
 
     def noise(client: int, p: int, k: int) -> np.ndarray:
+        """Return the noise of leaf k of phase p."""
         earlier_leaves = sum(oracle.number_of_leaves(designs(q)[1]) for q in range(1, p))
         noise_index = e.silos if client == oracle.SERVER else client
         return source.laplace(noise_index, earlier_leaves + k, facts.dimension)
@@ -1115,6 +1125,7 @@ def test_comparison_detects_faults_of_the_compiled_driver(monkeypatch):
     begin = experts.Scores._begin
 
     def begin_shifted(self: Any, phase: Any) -> Any:
+        """Begin a phase with samples one round later, a planted fault."""
         result = begin(self, phase)
         self._rounds = self._rounds + 1
         return result
@@ -1125,7 +1136,7 @@ def test_comparison_detects_faults_of_the_compiled_driver(monkeypatch):
 
 
 def test_sums_equal_the_summed_rows():
-    """Check this for stretches of several lengths."""
+    """Use stretches of several lengths."""
     for name in ("N = 3, nearly", "N = 3, a function", "N = 1, the same for all"):
         e = experiment(name)
         losses = e.environment.open(e.seed, 0, e.silos).losses

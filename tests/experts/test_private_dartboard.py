@@ -56,8 +56,8 @@ def random_table(m: int, T: int, d: int) -> ObliviousLosses:
 
 #: Name -> (environment, silos, horizon, keys).
 PROBLEMS: dict[str, tuple[Any, int, int, dict[str, Any]]] = {
-    f"{name}, N = {N}": (made, m, T, {"epsilon": 8.0, "phase_length": N, **more})
-    for N, (name, made, m, T, more) in product(
+    f"{name}, N = {N}": (losses, m, T, {"epsilon": 8.0, "phase_length": N, **more})
+    for N, (name, losses, m, T, more) in product(
         (1, 7),
         (
             ("one client", StochasticLosses(experts=3), 1, 90, {}),
@@ -118,6 +118,7 @@ def run_and_record(e: Experiment, driver: Any, **keys: Any) -> tuple[np.ndarray,
     original = experts.Ledger.played
 
     def record(self: Any, first: int, last: int, weights: np.ndarray, row: Any) -> None:
+        """Play as before, and record the expert of each round."""
         assert weights.max() == weights.sum() == 1.0
         x.extend([int(weights.argmax())] * (last - first + 1))
         original(self, first, last, weights, row)
@@ -368,7 +369,7 @@ def test_epsilon_of_the_coin_is_the_larger_of_both_outcomes():
 
 
 def test_account_has_the_expected_order():
-    """Check that it is about eta/p + 2 eta K for small eta and below eta/p + 4 eta K."""
+    """Epsilon is about eta/p + 2 eta K for small eta, and below eta/p + 4 eta K."""
     for eta, p in [(0.01, 0.1), (0.001, 0.05), (0.1, 0.3)]:
         for K in (1, 20, 400):
             assert oracle.proven_epsilon(eta=eta, p=p, K=K) <= 1.06 * eta / p + 4 * eta * K
@@ -575,6 +576,8 @@ def fixed_digits(u: Fraction) -> Any:
     """Return an entropy source of a uniform with these digits."""
 
     class Digits:
+        """A source of random bytes: the binary digits of u."""
+
         def __call__(self, count: int) -> bytes:
             words = int(u * 2**64)
             return int(words).to_bytes(8, "little")[:count]

@@ -124,7 +124,7 @@ def test_partial_products_never_lose_the_best_action(lazy, radius, kind):
 @needs_i16
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 def test_nearly_all_choices_use_cached_bounds(radius):
-    """Check this for a noisy V, where bounds belong to the release."""
+    """Use a noisy V, where bounds belong to the release."""
     rng, sizes = np.random.default_rng(0), [40] * 6
     keys = {"silos": 3, "horizon": 300, "protocol": "silo-ldp", "lazy": False, "batch_size": 10}
     e = experiment(Rows(rows_of(rng, sizes, 12, "unit"), sizes, 3), {**keys, "radius": radius})

@@ -23,6 +23,7 @@ def rows(d: int, spread: float) -> np.ndarray:
 
 
 def relative_error(array: np.ndarray, expected: np.ndarray) -> float:
+    """Return the error in spectral norm, relative to the expected matrix."""
     return float(np.linalg.norm(array - expected, 2) / np.linalg.norm(expected, 2))
 
 

@@ -398,6 +398,7 @@ def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory) -> dict[str, bytes]:
+    """Return the outputs of the kernels compiled for the base level."""
     return outputs(LeafLibrary(tmp_path_factory.mktemp("baseline"), "x86-64"))
 
 

@@ -76,6 +76,7 @@ def test_vectors_may_be_lists_integers_views_and_parts_of_the_target(implementat
 
 
 def frozen(array):
+    """Return the array, which may not be written any more."""
     array.flags.writeable = False
     return array
 

@@ -27,12 +27,14 @@ def implementation(request, monkeypatch):
 
 
 def make_rows(d, n):
+    """Return rows (n, d), rewards (n) and V = I + X'X of these rows."""
     rng = np.random.default_rng(d * 1000 + n)
     x = rng.normal(size=(n, d)) / np.sqrt(d)
     return x, rng.uniform(size=n), np.eye(d) + x.T @ x
 
 
 def check_equal(actual, expected):
+    """Check that two arrays have the same type, shape and bits."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     assert actual.tobytes() == expected.tobytes()
@@ -308,7 +310,7 @@ def test_noise_of_many_releases_equals_that_of_each_release(of, implementation):
 
 
 def test_arguments_that_need_no_conversion_use_the_checks_in_c():
-    """Check this, since otherwise every call would be correct but slow."""
+    """If arrays were converted, every call would be correct but slow."""
     x, u, w, f = np.ones(3), np.zeros(3), np.eye(3), np.ones((2, 3), np.float32)
     for y in (1.0, 1, np.float64(1)):
         assert checked.rank_one(np.eye(3), np.zeros(3), x, y, False)

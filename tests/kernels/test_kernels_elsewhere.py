@@ -24,6 +24,7 @@ ROOT = Path(fastfed.__file__).parents[1]
 
 @pytest.fixture(scope="module", autouse=True)
 def register_kernels():
+    """Let numba find the kernels."""
     from fastfed.kernels.numba import register
 
     register()
@@ -31,12 +32,14 @@ def register_kernels():
 
 
 def make_problem(d=10, n=12):
+    """Return rows (n, d), rewards (n) and V = I + X'X of these rows."""
     rng = np.random.default_rng(d)
     x = rng.normal(size=(n, d)) / np.sqrt(d)
     return x, rng.uniform(size=n), np.eye(d) + x.T @ x
 
 
 def check_equal(actual, expected):
+    """Check that two arrays have the same shape and bits."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape and actual.tobytes() == expected.tobytes()
 
@@ -45,6 +48,7 @@ def check_equal(actual, expected):
 
 
 def choose_and_update(actions, rewards, factor, theta):
+    """Choose an action in each round and learn its reward; return the choices."""
     chosen = np.zeros(len(actions), np.int64)
     for t in range(len(actions)):
         chosen[t] = kernels.ucb_argmax(actions[t], factor, theta, 0.5, trusted=True)
@@ -74,6 +78,7 @@ def test_a_policy_agrees_inside_njit():
 
 
 def run_updates(gram, bias, inverse, factor, theta, x, y, strided, single):
+    """Call every kernel that updates its arguments; return two solutions."""
     kernels.rank_one_update(gram, bias, x[0], 0.5)
     kernels.rank_one_update(gram, bias, x, y, trusted=True)
     kernels.rank_one_update(gram, bias, strided, single)
@@ -99,6 +104,7 @@ def test_all_updates_agree_inside_njit():
 
 
 def run_models(v, stack, actions, sets, single, theta, thetas):
+    """Call the kernels that return new arrays, and return their results."""
     factor, factors = kernels.inverse_factor(v), kernels.inverse_factor(stack, trusted=True)
     return (
         factor,

@@ -28,6 +28,7 @@ def each_in_a_thread(work: Callable[[int], Any]) -> list[Any]:
     barrier = Barrier(THREADS)
 
     def start(thread: int) -> Any:
+        """Wait for all threads, then work."""
         barrier.wait(60)
         return work(thread)
 
@@ -84,6 +85,7 @@ def test_replicates_in_threads_share_the_memory_of_a_pool() -> None:
     rewards = rng.random((2, 40, 20))
 
     def regret(threads: int) -> bytes:
+        """Return the bytes of the regret of a run."""
         results = fastfed.simulate(
             Replay.from_arrays(contexts, rewards),
             curves=[{"label": "one", "algorithm": "fedlinucb", "batch_size": 5}],
@@ -102,6 +104,7 @@ def test_runs_refuse_a_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     original = driver.Run
 
     def recording_run(*arguments: Any) -> driver.Run:
+        """Make a run, and note it."""
         runs.append(original(*arguments))
         return runs[-1]
 

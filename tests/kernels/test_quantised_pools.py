@@ -17,7 +17,7 @@ needs_i16 = pytest.mark.skipif(
 
 
 def test_replicates_of_a_pool_share_quantised_actions():
-    """Check this, and that a pool which is too large has no quantised actions."""
+    """Check also that a pool which is too large has no quantised actions."""
     rng = np.random.default_rng(6)
     rows, starts = rng.normal(size=(60, 4)), np.array([0, 20, 60])
     pool = Pool.from_rows(rows, np.full(60, 0.5), starts, np.array([0, 2]))

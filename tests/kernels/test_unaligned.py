@@ -27,6 +27,8 @@ def at_odd_address(value):
 
 
 def recording(function, alignments):
+    """Return the function, which from now on appends whether its arrays are aligned."""
+
     def recorded_call(*arguments, **keys):
         for argument in (*arguments, *keys.values()):
             if isinstance(argument, np.ndarray):
@@ -88,6 +90,7 @@ def test_kernels_copy_unaligned_arrays(name, single, recorded_alignments):
     function = getattr(kernels, name)
 
     def outcome(change):
+        """Return the bytes of the results for changed copies of the arguments."""
         copies = [
             change(argument)
             if isinstance(argument, np.ndarray) and index not in targets
@@ -132,6 +135,7 @@ def test_policies_copy_unaligned_arrays(recorded_alignments):
     rows, rewards = rng.normal(size=(6, ACTIONS, DIMENSION)) / 3, rng.random(6)
 
     def outcome(change):
+        """Return choices, scores and estimate of a policy with changed arguments."""
         policy = fastfed.LinUCB(DIMENSION)
         chosen = []
         for actions, reward in zip(rows, rewards, strict=True):
@@ -154,6 +158,7 @@ def test_step_objects_copy_unaligned_arrays(recorded_alignments):
     losses = rng.random((20, 2, DIMENSION))
 
     def outcome(change):
+        """Return the results of silos and server with changed arguments."""
         results = []
         silos = [parties.Silo(linear.plan, index, parties.SeededNoise(5)) for index in range(2)]
         server = parties.Server(linear.plan, parties.SeededNoise(5))

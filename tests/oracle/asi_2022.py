@@ -40,6 +40,7 @@ def since(losses: np.ndarray, start: int, stop: int) -> np.ndarray:
 
 
 def drawn(run: Run, law: np.ndarray, u: float, t: int) -> int:
+    """Return the expert that u selects by a law, and record the draw."""
     run.draws.append(t)
     run.laws.append(law)
     run.margin = min([run.margin, *np.abs(np.cumsum(law)[:-1] - u).tolist()])
@@ -118,6 +119,7 @@ def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -
     law: Law = {}
 
     def go(n: int, seen: tuple[int, ...], x: int, k: int, chance: float) -> None:
+        """Add the chances of all continuations of the draws `seen`."""
         if n == len(at):
             law[seen] = law.get(seen, 0.0) + chance
             return

@@ -29,6 +29,7 @@ class Release:
 
     @property
     def constant(self) -> float:
+        """The constant feature c."""
         return 1.0 / math.sqrt(2.0 * self.kappa)
 
 
@@ -65,14 +66,14 @@ def random_records(release: Release, count: int, k: int, rng: np.random.Generato
 
 def largest_of_random(release: Release, count: int, k: int, rng: np.random.Generator):
     """Return the largest distance of random pairs, and of random records from no record."""
-    replaced = gone = 0.0
+    replaced = removed = 0.0
     while count > 0:
         n = min(count, 250_000)
         one, other = random_records(release, n, k, rng), random_records(release, n, k, rng)
         replaced = max(replaced, float(moved(release, *one, *other).max()))
-        gone = max(gone, float(np.linalg.norm(entries(release, *one), axis=1).max()))
+        removed = max(removed, float(np.linalg.norm(entries(release, *one), axis=1).max()))
         count -= n
-    return replaced, gone
+    return replaced, removed
 
 
 def largest_found(
@@ -85,11 +86,13 @@ def largest_found(
     low, high = release.rewards
 
     def record(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return a record that satisfies the bounds, from free parameters."""
         size = float(np.linalg.norm(free[:k]))
         z = free[:k] * (release.feature_bound / max(size, 1.0))
         return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
 
     def loss(free: np.ndarray) -> float:
+        """Return minus the change that two records (or one) cause."""
         first_record = record(free[: k + 1])
         if not replace:
             return -float(np.linalg.norm(entries(release, *first_record)))
@@ -224,6 +227,7 @@ def play(
         gamma = lam * tau + error[k]
 
         def width(x: np.ndarray, inverse=inverse, beta=beta, gamma=gamma) -> np.ndarray:
+            """Return the bonus of each action."""
             far_out = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
             return beta * far_out + gamma * np.linalg.norm(x @ inverse, axis=1)
 

@@ -48,6 +48,7 @@ def largest(holds: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def normal_cdf(x: float) -> float:
+    """Return the standard normal distribution function."""
     return erfc(-x / sqrt(2)) / 2
 
 
@@ -573,6 +574,7 @@ def clipped(
 
 
 def checked(noise: Noise, d: int) -> Noise:
+    """Return noise of x y and of x x^T after a check of its shapes."""
     bias = np.asarray(noise[0], dtype=np.float64)
     if bias.shape != (d,):
         raise ValueError(f"noise of x y must have shape ({d},), got {bias.shape}")

@@ -53,8 +53,8 @@ class Clocks:
         together = 0  # users of the slowest silo at the last common exchange
         events = []
         for t in range(1, self.horizon + 1):
-            came = [self.serves(i, t) for i in range(self.silos)]
-            served = [n + new for n, new in zip(served, came, strict=True)]
+            serving = [self.serves(i, t) for i in range(self.silos)]
+            served = [n + new for n, new in zip(served, serving, strict=True)]
             awake = [i for i in range(self.silos) if not self.sleeps(i, t)]
             if self.wait:
                 wanted = [e for e in self.ends if e > together]
@@ -64,7 +64,7 @@ class Clocks:
             elif self.by == "ticks":
                 senders = awake if t in self.ends else []
             else:
-                senders = [i for i in awake if came[i] and served[i] in self.ends]
+                senders = [i for i in awake if serving[i] and served[i] in self.ends]
             if senders:
                 events.append((t, senders))
         return events

@@ -290,6 +290,7 @@ def outer_sum(points: list[np.ndarray], size: int) -> np.ndarray:
 
 
 def log_det(matrix: np.ndarray, name: str) -> float:
+    """Return the log determinant of a positive definite matrix."""
     sign, value = np.linalg.slogdet(matrix)
     if sign <= 0 or np.linalg.eigvalsh(matrix)[0] <= 0:
         raise ValueError(f"{name} is not positive definite: its log determinant is undefined")
@@ -355,6 +356,7 @@ def shortfall(phi: np.ndarray, V: np.ndarray, u: np.ndarray, width: float, actio
 
 
 def recorded(actions: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return recorded actions and rewards after a check of their shapes."""
     actions, rewards = np.asarray(actions), np.asarray(rewards, dtype=np.float64)
     if actions.ndim != 2 or actions.shape != rewards.shape:
         raise ValueError(f"actions and rewards have shapes {actions.shape} and {rewards.shape}")
@@ -458,7 +460,10 @@ def replay(
     last = 0
 
     def private_growth(i: int, k: int) -> np.ndarray:
-        """Condition (10): the own batch and the noise of its prefix in a tree of single rounds."""
+        """Return the noisy matrix of the batch of silo i that condition (10) tests.
+
+        The noise is that of a prefix in a tree of single rounds.
+        """
         assert local_noise is not None
         total = outer_sum(points[i], d + 1)[:d, :d]
         for node in tree_nodes(len(points[i])):
@@ -606,12 +611,14 @@ class Network:
     bytes_sent: int = 0
 
     def hand_on(self, silo: int, message: Message, hops_left: int) -> None:
+        """Send a message to all neighbours of a silo."""
         size = 24 if isinstance(message, Request) else message_bytes(len(message.total[1]))
         for neighbour in np.flatnonzero(self.adjacency[silo]):
             self.bytes_sent += size
             self.arriving.append((int(neighbour), message, hops_left - 1))
 
     def broadcast(self, silo: int, message: Message) -> None:
+        """Send a silo's own message on its way."""
         self.kept.append(message)
         self.seen.add((silo, id(message)))
         self.hand_on(silo, message, self.gamma)
@@ -642,6 +649,7 @@ class Estimator:
     due: int | None = None  # round of the requested broadcast
 
     def total(self) -> Total:
+        """Return the sum of the totals that are held."""
         S = np.sum([S for S, _ in self.held.values()], axis=0)
         s = np.sum([s for _, s in self.held.values()], axis=0)
         return S, s

@@ -32,9 +32,9 @@ def decoder(t: np.ndarray, w: np.ndarray, direct: float, releases: int) -> np.nd
     return np.tensordot(w, powers, axes=1) + direct * np.eye(releases)
 
 
-def encoder(made: np.ndarray) -> np.ndarray:
+def encoder(decoder: np.ndarray) -> np.ndarray:
     """Return C = B^-1 A (K, K), with A the prefix sums."""
-    actual: np.ndarray = np.linalg.solve(made, np.tri(len(made)))
+    actual: np.ndarray = np.linalg.solve(decoder, np.tri(len(decoder)))
     return actual
 
 

@@ -70,6 +70,7 @@ def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
     where, rng = np.tril_indices(k), np.random.default_rng(seed)
 
     def value(free: np.ndarray) -> float:
+        """Return the weighted error of the factor with these free entries."""
         c = np.zeros((k, k))
         c[where] = free
         np.fill_diagonal(c, np.exp(np.diag(c)))

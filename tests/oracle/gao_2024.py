@@ -41,6 +41,7 @@ RULES = ("paper", "largest")
 
 
 def first_round(p: int) -> int:
+    """Return the first round of phase p."""
     if p < 1:
         raise ValueError(f"phases count from 1, got {p}")
     return 2 ** (p - 1)
@@ -150,6 +151,7 @@ def design(
 
 
 def lambda_printed(alpha: float, j: int, b: int, epsilon: float) -> float:
+    """Return the scale of a client's noise as the paper prints it."""
     return 4 * alpha * 2**j / (b * epsilon)
 
 
@@ -160,10 +162,12 @@ def lambda_corrected(alpha: float, j: int, b: int, epsilon: float) -> float:
 
 
 def mu_printed(alpha: float, j: int, b: int, epsilon: float, m: int) -> float:
+    """Return the scale of the server's noise as the paper prints it."""
     return lambda_printed(alpha, j, b, epsilon) / m
 
 
 def mu_corrected(alpha: float, j: int, b: int, epsilon: float, m: int) -> float:
+    """Return the corrected scale of the server's noise."""
     return lambda_corrected(alpha, j, b, epsilon) / m
 
 
@@ -178,6 +182,7 @@ def leaf_change(alpha: float, b: int, depth: int, nonnegative: bool = False) -> 
 
 
 def leaves_below(j: int, depth: int) -> int:
+    """Return the number of leaves below a vertex of this depth in tree j."""
     return 2 ** (j - depth)
 
 
@@ -312,6 +317,7 @@ def _phase(
     central: bool,
     forced: Callable[[int, int], int] | None,
 ) -> np.ndarray:
+    """Run phase p (Algorithms 1 and 3) from x, and return the new x."""
     if not feasible(p, b, T1):
         raise ValueError(f"{T1} trees of batch {b} do not fit phase {p}")
     samples = np.array(sample_rounds(p))
@@ -376,6 +382,7 @@ def switching_budget(d: int, rho: float, printed: bool = False) -> int:
 
 
 def eta_pure(epsilon: float, kappa: int) -> float:
+    """Return eta such that kappa mechanisms of range eta together have epsilon / 2, by pure DP."""
     return epsilon / (2 * kappa)
 
 
@@ -398,10 +405,12 @@ def eta_zcdp(epsilon: float, delta: float, kappa: int) -> float:
 
 
 def threshold_scale_printed(epsilon: float) -> float:
+    """Return the scale of the noise of a threshold as the paper prints it."""
     return 4 / epsilon
 
 
 def query_scale_printed(epsilon: float) -> float:
+    """Return the scale of the noise of a query as the paper prints it."""
     return 8 / epsilon
 
 
@@ -428,6 +437,7 @@ def advanced_epsilon(eta: float, kappa: int, delta: float) -> float:
 
 
 def zcdp_epsilon(eta: float, kappa: int, delta: float) -> float:
+    """Return the epsilon of kappa mechanisms of parameter eta by zCDP."""
     rho = kappa * eta**2 / 8
     return rho + 2 * sqrt(rho * log(1 / delta))
 
@@ -446,6 +456,7 @@ def response_delta(epsilon: float, eta: float, kappa: int) -> float:
 
 
 def response_epsilon(eta: float, kappa: int, delta: float) -> float:
+    """Return the epsilon of kappa randomised responses of parameter eta, exactly."""
     return largest(lambda e: response_delta(e, eta, kappa) > delta, 0.0, kappa * eta)
 
 
@@ -485,6 +496,7 @@ class SvtRun:
 
 
 def checked_table(losses: np.ndarray) -> np.ndarray:
+    """Return losses (m, T, d) after a check that they are in [0, 1]."""
     losses = np.asarray(losses, dtype=np.float64)
     if losses.ndim != 3 or not np.all((losses >= 0) & (losses <= 1)):
         raise ValueError("losses must be (m, T, d) in [0, 1]")
@@ -499,6 +511,7 @@ def decisions(T: int, N: int) -> list[int]:
 
 
 def uniform_expert(d: int, u: float) -> int:
+    """Return a uniformly random expert."""
     return select_by_uniform(np.full(d, 1 / d), u)
 
 
@@ -629,11 +642,13 @@ def regret(losses: np.ndarray, x: np.ndarray) -> float:
 
 
 def theorem_2_2(T: int, m: int, d: int, *, epsilon: float, alpha: float, beta: float) -> float:
+    """Return the regret bound of Theorem 2.2, up to a constant."""
     private = sqrt(alpha * beta * T / epsilon) * log(T) * log(d) / m**0.25
     return (alpha + beta) * log(T) * sqrt(T * log(d) / m) + private
 
 
 def corollary_2_3(T: int, m: int, d: int, *, epsilon: float, alpha: float) -> float:
+    """Return the regret bound of Corollary 2.3, up to a constant."""
     private = sqrt(alpha) * log(T) * log(d) / (m**0.25 * epsilon)
     return alpha * log(T) * sqrt(T * log(d) / m) + private
 
@@ -654,12 +669,14 @@ def theorem_2_6(
     optimal_loss: float = 0.0,
     delta: float | None = None,
 ) -> float:
+    """Return the regret bound of Theorem 2.6, up to a constant."""
     first = log(d) ** 2 if delta is None else log(d) ** 1.5 * sqrt(log(1 / delta))
     private = first + log(T**2 / (N**2 * rho)) * log(d / rho)
     return private / (m * epsilon) + (N + optimal_loss) * log(d / rho)
 
 
 def theorem_2_7(m: int, d: int, epsilon: float) -> float:
+    """Return the lower bound of Theorem 2.7, up to a constant."""
     return log(d) / (m * epsilon)
 
 
@@ -667,6 +684,7 @@ def theorem_2_7(m: int, d: int, epsilon: float) -> float:
 
 
 def laplace_density(z: np.ndarray, scale: float) -> np.ndarray:
+    """Return the density of the Laplace distribution."""
     return np.exp(-np.abs(z) / scale) / (2 * scale)
 
 

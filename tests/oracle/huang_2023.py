@@ -50,10 +50,12 @@ def laplace_from_exponentials(first: np.ndarray, second: np.ndarray) -> np.ndarr
 
 
 def gumbel_from_uniform(u: np.ndarray) -> np.ndarray:
+    """Return Gumbel draws from uniform draws."""
     return -np.log(-np.log(np.asarray(u, dtype=np.float64)))
 
 
 def gumbel_from_exponential(e: np.ndarray) -> np.ndarray:
+    """Return Gumbel draws from exponential draws."""
     return -np.log(np.asarray(e, dtype=np.float64))
 
 
@@ -78,6 +80,7 @@ def hadamard(size: int) -> np.ndarray:
 
 
 def checked_signs(signs: np.ndarray, size: int) -> np.ndarray:
+    """Return signs after a check that each is +1 or -1."""
     signs = np.asarray(signs, dtype=np.float64)
     if signs.shape != (size,) or not np.all(np.abs(signs) == 1):
         raise ValueError(f"signs must be {size} numbers +1 or -1")
@@ -305,6 +308,7 @@ def number_of_phases(T: int) -> int:
 
 
 def phase_of(t: int) -> int:
+    """Return the phase of round t."""
     return number_of_phases(t)
 
 
@@ -373,6 +377,7 @@ def estimation_c2(
 
 
 def least_phase(holds: Callable[[int], bool]) -> int:
+    """Return the first phase for which a condition holds."""
     U = 1
     while not holds(U):
         U += 1
@@ -416,6 +421,7 @@ class Budget:
 
 
 def printed_budget(epsilon: float, delta: float, P: int, d2: int) -> Budget:
+    """Return the budget of each phase and coordinate as the paper prints it."""
     epsilon0 = epsilon / sqrt(6 * P * log(2 / delta))
     delta0 = delta / (2 * P)
     return Budget(epsilon0, delta0, epsilon0 / sqrt(6 * d2 * log(1 / delta0)))
@@ -456,6 +462,7 @@ def coordinate_loss(epsilon_coordinate: float, steps: int, up: bool = True) -> n
 
 
 def grid_steps(coordinates: int) -> int:
+    """Return the number of steps of a grid, fewer for many coordinates."""
     return max(20, min(1000, 60_000 // coordinates))
 
 
@@ -571,6 +578,7 @@ def proposition_c3(
     lambda_0: float,
     C_0: float,
 ) -> Parameters:
+    """Return the parameters of Proposition C.3."""
     P = number_of_phases(T)
     budget = printed_budget(epsilon, delta, P, d)
     c1 = concentration_c1(M, P, d, beta, lambda_0)
@@ -620,6 +628,7 @@ def theorem_4_2(M: int, T: int, d: int, epsilon: float, C_0: float, mended: bool
 
 
 def without_margin(factor: float, d: int, T: int) -> float:
+    """Return the bound for instances without a margin: factor sqrt(d T)."""
     return factor * sqrt(d * T)
 
 
@@ -789,6 +798,7 @@ class Mechanism:
     gumbels: Callable[[int], np.ndarray] | None = None
 
     def release(self, points: np.ndarray, p: int) -> np.ndarray:
+        """Return the private mean of the points of phase p."""
         return winsorized_mean_high_d(
             points,
             self.epsilon_coordinate,

@@ -64,6 +64,7 @@ def binomial_interval(successes, n, level):
 
 
 def _mean(terms):
+    """Return the mean of the terms and its standard error."""
     n = len(terms)
     mean = sum(terms) / n
     return mean, math.sqrt(sum((x - mean) ** 2 for x in terms) / (n - 1) / n)

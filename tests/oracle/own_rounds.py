@@ -104,6 +104,7 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return mu of a Gaussian mechanism that is (epsilon, delta)-private (Balle & Wang 2018)."""
 
     def excess(mu: float) -> float:
+        """Return delta at epsilon of Gaussian DP with mu, minus the allowed delta."""
         upper = 0.5 * math.erfc((epsilon / mu - mu / 2.0) / math.sqrt(2.0))
         lower = 0.5 * math.erfc((epsilon / mu + mu / 2.0) / math.sqrt(2.0))
         return upper - math.exp(epsilon) * lower - delta
@@ -120,6 +121,7 @@ def coin_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     coin")."""
 
     def gaussian(e: float, m: float) -> float:
+        """Return delta at e of Gaussian DP with m."""
         upper = 0.5 * math.erfc((e / m - m / 2.0) / math.sqrt(2.0))
         return upper - math.exp(e) * 0.5 * math.erfc((e / m + m / 2.0) / math.sqrt(2.0))
 
@@ -174,10 +176,12 @@ class Release:
 
     @property
     def constant(self) -> float:
+        """The constant feature."""
         return math.sqrt(0.5 / self.kappa) if self.centred else math.sqrt(0.5)
 
     @property
     def centre(self) -> float:
+        """The number subtracted from every reward."""
         return 0.5 if self.centred else 0.0
 
 
@@ -284,10 +288,12 @@ class Belief:
 
     @classmethod
     def of(cls, precision: np.ndarray, r: np.ndarray) -> Belief:
+        """Return the belief with this precision and precision times mean."""
         return cls(np.linalg.inv(precision), r.copy())
 
     @property
     def mean(self) -> np.ndarray:
+        """The mean of theta."""
         return (self.c @ self.r[..., None])[..., 0]
 
     def observe(self, x: np.ndarray, y: np.ndarray, scale: float) -> None:
@@ -310,6 +316,7 @@ class Bound:
     gamma: np.ndarray
 
     def mean_and_width(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and the bonus of every action."""
         x64 = x.astype(np.float64)
         vx = x64 @ self.inverse
         width = self.beta[:, None] * np.sqrt(np.einsum("nkd,nkd->nk", x64, vx))
@@ -546,6 +553,7 @@ def fresh(rng: np.random.Generator, n: int, actions: int, d: int):
     """Return contexts(t) of the sphere, drawn again at every call."""
 
     def contexts(t: int) -> np.ndarray:
+        """Return fresh contexts of a round."""
         z = rng.standard_normal((n, actions, d - 1), dtype=np.float32)
         return z / np.linalg.norm(z, axis=2, keepdims=True)
 
@@ -612,6 +620,7 @@ def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
     }
 
     def show(label: str, setting: Setting, release: Release, count: int) -> None:
+        """Print the mean regret of a setting and its standard error."""
         mean, error = group_regret(play(setting, release, count, 7, pool=True), setting.silos)
         print(f"{label:64s} {mean:8.0f} +- {error:.0f}", flush=True)
 
@@ -624,23 +633,23 @@ def tables(angle: float | None, centred: bool, replicates: int = 3) -> None:
     if angle is not None:
         kind = f"rotation {angle}, {'centred' if centred else 'uncentred'}"
         for name, (trust, mu, first) in budgets.items():
-            made = release_for(trust, mu, 100, centred=centred)
+            mechanism = release_for(trust, mu, 100, centred=centred)
             setting = replace(base, rotation=angle, first=first)
             ldp = name == "silo-ldp (1, 1e-3)"
             if ldp:
-                show(f"{kind}, alone, gls", replace(setting, until=0), made, replicates)
+                show(f"{kind}, alone, gls", replace(setting, until=0), mechanism, replicates)
             for rule, keys in rules.items() if ldp and centred else (("gls", {}),):
-                show(f"{kind}, {name}, {rule}", replace(setting, **keys), made, replicates)
+                show(f"{kind}, {name}, {rule}", replace(setting, **keys), mechanism, replicates)
             if ldp:
                 always = replace(setting, until=base.horizon, first=25)
-                show(f"{kind}, {name}, always shared", always, made, replicates)
+                show(f"{kind}, {name}, always shared", always, mechanism, replicates)
         return
-    made = release_for("silo-ldp", gaussian_mu(1.0, 1e-3), 10, centred=centred)
+    mechanism = release_for("silo-ldp", gaussian_mu(1.0, 1e-3), 10, centred=centred)
     for horizon, until in ((1000, 0), (1000, 50), (1000, 100), (1000, 1000), (10_000, 0),
                            (10_000, 100), (10_000, 300), (10_000, 10_000)):  # fmt: skip
         setting = replace(base, silos=10, horizon=horizon, until=until)
         kind = "centred" if centred else "uncentred"
-        show(f"M 10, T {horizon}, {kind}, until {until}", setting, made, 30)
+        show(f"M 10, T {horizon}, {kind}, until {until}", setting, mechanism, 30)
 
 
 if __name__ == "__main__":

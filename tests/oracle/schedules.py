@@ -32,6 +32,7 @@ Draw = Callable[[int, int], Pair]  # (giver, number of the draw)
 
 
 def _added(pairs: Sequence[tuple[float, Pair]]) -> Pair:
+    """Return the weighted sum of (bias, covariance) pairs."""
     biases, covariances = zip(*((w * u, w * c) for w, (u, c) in pairs), strict=True)
     return np.sum(biases, axis=0), np.sum(covariances, axis=0)
 
@@ -136,6 +137,7 @@ class Direct:
         gamma = self.tau * (n + c) + self.error(k)
 
         def beta(f: float) -> float:
+            """Return the radius for a matrix that is inflated by f."""
             grown = d * math.log(f * (2.0 * n + c + rows / d) / c)
             return self.scale * math.sqrt(f * (self.base + grown))
 
@@ -222,6 +224,7 @@ def replay(
     out = Replay(0.0, np.zeros(horizon), [], [lam], near)
 
     def raw(first: int, last: int, of: Sequence[int]) -> Pair:
+        """Return the raw sums of rounds first..last of these silos."""
         rows = [points[i, t] for i in of for t in range(first, last + 1)]
         if not rows:
             return np.zeros(d), np.zeros((d, d))
@@ -231,6 +234,7 @@ def replay(
         )
 
     def entered(x: np.ndarray, y: float) -> tuple[np.ndarray, float]:
+        """Return a data point as it enters the sums: clipped, with its constant, centred."""
         z = np.array(x, dtype=float)
         own = z[:-1] if constant else z
         norm = float(np.linalg.norm(own))

@@ -142,8 +142,8 @@ def composed_delta(parts: Sequence[tuple[int, int]], epsilon: float, width: floa
         part = np.bincount(cells - cells.min(), mass[finite])
         grid, start = np.convolve(grid, part), start + int(cells.min())
     loss = width * (start + np.arange(len(grid)))
-    over = loss > epsilon
-    return 1.0 - revealed + float((grid[over] * -np.expm1(epsilon - loss[over])).sum())
+    is_above = loss > epsilon
+    return 1.0 - revealed + float((grid[is_above] * -np.expm1(epsilon - loss[is_above])).sum())
 
 
 # ---- records -------------------------------------------------------------------------------------

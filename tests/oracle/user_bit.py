@@ -121,6 +121,7 @@ def replay(
     worst, covered, synchronised, shared_after = 0.0, True, 0, list[int]()
 
     def sums(rows: list[tuple[np.ndarray, float]]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sums (V, u) of data points."""
         v, u = np.zeros((dimension, dimension)), np.zeros(dimension)
         for x, z in rows:
             v, u = v + np.outer(x, x), u + x * z
@@ -197,6 +198,6 @@ def delta_of_count(q: float, users: int, epsilon: float) -> float:
     worst = 0.0
     for ones in range(users):
         others = [1.0] * ones + [0.0] * (users - 1 - ones)
-        laws = [law_of_count(q, [*others, mine]) for mine in (0.0, 1.0)]
+        laws = [law_of_count(q, [*others, value]) for value in (0.0, 1.0)]
         worst = max(worst, hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
     return worst

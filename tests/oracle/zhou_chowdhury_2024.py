@@ -195,6 +195,7 @@ class Stream:
     def algorithm_2(
         self, k: int, noises: list[np.ndarray], server: np.ndarray | None, order: Sequence[int]
     ) -> np.ndarray:
+        """Synchronise once by Algorithm 2, and return the new total."""
         # Lines 4-7, local randomizer; "central" sends the raw p-sum instead.
         messages = [p_sum(stream, k) for stream in self.gamma]
         if self.protocol in ("silo-ldp", "shuffle-amplified"):
@@ -228,6 +229,7 @@ class Stream:
         return added(raw + [prefix_noise(release, k, of(drawn)) for drawn in givers])
 
     def algorithm_4(self, k: int, noises: list[np.ndarray]) -> np.ndarray:
+        """Synchronise once by Algorithm 4, and return the new total."""
         prefixes = []
         for stream, noisy, noise in zip(self.gamma, self.noisy, noises, strict=True):
             # Lines 4-7: the node of this synchronisation, and its noise.
@@ -455,11 +457,13 @@ def replay(
     k = 0
 
     def draw(giver: int, number: int) -> Noise:
+        """Return the noise of a draw, of the server or of a silo."""
         if protocol == "central" and server_noise is not None:
             return server_noise(number)
         return noise(giver, number)
 
     def lambda_of(total: np.ndarray) -> tuple[float, float]:
+        """Return lambda for a total, and how near another choice was."""
         if direct is not None:
             return chosen_regularizer(direct, k, total)
         assert regularizer is not None

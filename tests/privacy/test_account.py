@@ -333,6 +333,7 @@ def one_release_short(case: Case, plan: Any) -> Any:
         )
 
     def longer_by_one(p: Plan) -> Plan:
+        """Return the plan with one more release than its claim counts."""
         new_plan = replace(p, horizon=p.horizon + p.batch_size)
         if p.release_rounds:
             # Add enough releases for another level of the tree.
@@ -365,6 +366,7 @@ def bias_alone(case: Case, plan: Any) -> Any:
     """Reduce the noise to what the bias stream alone would need."""
 
     def change(p: Plan) -> Plan:
+        """Scale the noise so that the account of the bias alone would be right."""
         relation = p.privacy.budget.relation
         if p.encoding is not None:
             bias, covariance = p.encoding.steps(0)
@@ -391,7 +393,10 @@ def without_noise(stream: str) -> Callable[[Case, Any], Any]:
     """Return a fault that removes the noise of one stream."""
 
     def fault(case: Case, plan: Any) -> Any:
+        """Return the plan without the noise of one stream."""
+
         def change(p: Plan) -> Plan:
+            """Remove the noise of one stream."""
             bias, off, on = p.noise_std.parts
             parts = (0.0, off, on) if stream == "bias" else (bias, 0.0, 0.0)
             if p.secure is not None:
@@ -413,6 +418,7 @@ def quiet_schedule(case: Case, plan: Any) -> Any:
     """Let the schedule read sums with a tenth of their noise."""
 
     def change(p: Plan) -> Plan:
+        """Divide the noise of the trigger by ten."""
         trigger_std = tuple(0.1 * std for std in p.trigger.std)
         return replace(p, trigger=replace(p.trigger, std=trigger_std))
 
@@ -495,6 +501,7 @@ def another_relation(case: Case, plan: Any) -> Any:
     """Claim "replace" for noise that was made for "zero-out"."""
 
     def change(p: Plan) -> Plan:
+        """Claim the relation "replace"."""
         budget = msgspec.structs.replace(p.privacy.budget, relation="replace")
         return replace(p, privacy=msgspec.structs.replace(p.privacy, budget=budget))
 
@@ -772,14 +779,17 @@ def test_accounts_of_planted_faults_give_a_larger_epsilon(fault: str, name: str)
 
 
 def _eager(plan: Plan) -> Plan:
+    """Return the plan of silos that learn between releases."""
     return replace(plan, lazy=False)
 
 
 def _unclipped(plan: Plan) -> Plan:
+    """Return the plan without clipping."""
     return replace(plan, clip=None)
 
 
 def _by_raw_data(plan: Plan) -> Plan:
+    """Return the plan that synchronises by a trigger on raw data."""
     return replace(plan, batch_size=1, trigger=Trigger(DETERMINANT, 1.0))
 
 
@@ -931,7 +941,7 @@ def test_release_rounds_that_do_not_increase_are_refused(rounds: tuple[int, ...]
 
 
 def test_plans_with_more_noise_than_certified_are_refused() -> None:
-    """Check this although more noise is more private: the certificate has other numbers."""
+    """More noise is more private, but the certificate has other numbers."""
     plan = CASES["central"].make().plan
     with pytest.raises(InputError, match=r"gives epsilon 0\.4"):
         fastfed.parties.Server(replace(plan, noise_std=plan.noise_std.times(2.0)))
@@ -1005,6 +1015,7 @@ class UnknownPlan(ExpertPlan):
 
     @property
     def exchanges(self) -> int:
+        """The number of exchanges: none."""
         return 0
 
     def exchanges_before(self, round: int) -> int:
@@ -1237,6 +1248,7 @@ def brute_joint(std: tuple[float, float, float], relation: str) -> float:
     bias, off, on = std
 
     def point(angle: np.ndarray) -> np.ndarray:
+        """Return what a unit row adds to the sums, in standard deviations."""
         x, y = np.cos(angle), np.sin(angle)
         return np.stack([x / bias, y / bias, x * x / on, x * y / off, y * y / on])
 

@@ -454,7 +454,7 @@ def test_several_losses_of_a_record_increase_epsilon(name: str) -> None:
 
 
 def test_plans_of_simulations_that_draw_once_have_no_claim() -> None:
-    """Check this since no silo runs their protocol."""
+    """The reason: no silo runs their protocol."""
     plan = CASES["silo-ldp"].make().plan
     with pytest.raises(InputError, match="as it is registered, with randomizer"):
         account_again(replace(plan, protocol=drawn_once(plan.protocol)))
@@ -498,8 +498,7 @@ INTERVALS = [
 
 @pytest.mark.parametrize("fields", INTERVALS, ids=str)
 def test_clips_that_are_no_interval_are_refused(fields: dict[str, float]) -> None:
-    """Check this since max(1, nan) is 1 in Python, so that an unbounded reward would seem bounded
-    by 1."""
+    """In Python max(1, nan) is 1, so an unbounded reward would seem bounded by 1."""
     clip = replace(Clip(), **fields)
     for bound in (bounds_of, centred_of):
         with pytest.raises(InputError, match="clip must have"):
@@ -741,6 +740,8 @@ def test_numbers_of_registered_events_are_checked(value: Any) -> None:
     """Check each number of an event of another package before its epsilon is computed."""
 
     class Own(msgspec.Struct, frozen=True):
+        """A mechanism of another package."""
+
         epsilon: float
         noise_stds = {}
 

@@ -126,6 +126,7 @@ def test_functions_are_called_with_the_number_of_trials() -> None:
     calls = []
 
     def count_up(n: int) -> np.ndarray:
+        """Return 0, .., n - 1, and note n."""
         calls.append(n)
         return np.arange(n, dtype=float)
 

@@ -43,6 +43,7 @@ def test_audit_of_a_single_report_passes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def raise_type_error(*_: object) -> object:
+    """Refuse a copy."""
     raise TypeError("cannot be copied")
 
 
@@ -107,7 +108,7 @@ def test_audit_detects_copies_of_a_single_class(
 
 
 def test_audit_of_copies_tests_the_real_classes() -> None:
-    """Check that it passes exactly if no class can be copied."""
+    """The audit passes exactly if no class can be copied."""
     result = run_audit("copies")
     assert (result.verdict == "pass") == (audits.copies() == [])
 
@@ -134,8 +135,7 @@ def test_audit_of_a_score_without_memory_passes(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_audit_of_the_state_of_scores_tests_the_real_silo() -> None:
-    """Check that it detects exactly the silos whose score state is kept from one user to the
-    next."""
+    """The audit detects exactly the silos whose score keeps state from one user to the next."""
     memory = np.zeros(1)
     plan = audits._plan("private-fedlinucb", protocol="silo-ldp", batch_size=2, sieve=1.0)
     score = fastfed.protocols.score.Score(audits._score_with_memory_in_state(), memory)

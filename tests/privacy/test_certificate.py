@@ -31,6 +31,7 @@ MISSED = ClaimCondition("the claim is met", False)
 
 
 def fields(**changed: Any) -> dict[str, Any]:
+    """Return the fields of a valid certificate, some of them changed."""
     return {
         "unit": "user",
         "relation": "replace",
@@ -114,7 +115,7 @@ def test_an_exceeded_claim_excuses_no_other_condition() -> None:
 
 def test_valid_certificates_are_accepted() -> None:
     Certificate(**fields())
-    # An exact value above the claim is still exact, once it is said that the claim is not met.
+    # An exact value above the claim is allowed if the certificate says that the claim is not met.
     Certificate(**fields(exact=Guarantee(11.88, 0.01), conditions=[HOLDS, MISSED]))
     Certificate(**fields(claimed=None))
     Certificate(**fields(exact=Guarantee(1 + 1e-12, 0.01)))

@@ -108,6 +108,7 @@ def test_amplification_lemma_uses_the_smaller_noise(layout: str, share: float) -
     bias, root = plan.noise_std.bias, 1.0 if layout == "iid" else math.sqrt(2.0)
 
     def account(bias_std: float, gram_std: float) -> float:
+        """Return the exact epsilon for these standard deviations."""
         off, on = stds_of_layout(layout, gram_std / root)
         actual = sealed(replace(plan, noise_std=NoiseStd(bias_std, off, on)))
         return actual.privacy.exact[0]
@@ -196,16 +197,16 @@ def test_rewards_that_may_leave_their_bounds_are_not_proven(side: str) -> None:
 # ---- the ledger ----------------------------------------------------------------------------------
 
 
-def charge(release: int, mu: float, told: float = 0.0, pure: float = 0.0) -> Charge:
+def charge(release: int, mu: float, failure: float = 0.0, pure: float = 0.0) -> Charge:
     """Return a charge to data set "d" of plan "plan"."""
-    return Charge("d", b"plan", release, mu * mu, told, b"", pure)
+    return Charge("d", b"plan", release, mu * mu, failure, b"", pure)
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-3])
-@pytest.mark.parametrize(("told", "pure"), [(0.0, 0.0), (1e-10, 0.0), (0.0, 0.7)])
-def test_the_ledger_stops_at_its_ceiling(delta: float, told: float, pure: float) -> None:
+@pytest.mark.parametrize(("failure", "pure"), [(0.0, 0.0), (1e-10, 0.0), (0.0, 0.7)])
+def test_the_ledger_stops_at_its_ceiling(delta: float, failure: float, pure: float) -> None:
     """Check that spending up to the ceiling is allowed and 10^-6 more is refused."""
-    charges = [charge(1, 0.3, told, pure), charge(2, 0.4, told, pure)]
+    charges = [charge(1, 0.3, failure, pure), charge(2, 0.4, failure, pure)]
     spent = epsilon_of_charges(charges, delta)
     for factor, allowed in ((1.0 + CLOSE, True), (1.0, True), (1.0 - CLOSE, False)):
         ledger = Ledger(":memory:")
@@ -445,6 +446,7 @@ def test_raw_sums_cannot_exceed_the_number_of_records() -> None:
     d = plan.dimension
 
     def raw_sums(gram: float, bias: float) -> np.ndarray:
+        """Return a statistic with these two entries, rounded to the grid."""
         values = np.zeros(plan.statistic_size)
         values[d], values[0] = gram, bias
         return np.round(values / unit) * unit

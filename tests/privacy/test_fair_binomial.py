@@ -22,6 +22,7 @@ MANY_COINS = 2**73
 
 
 def seeded_bytes(seed: int):
+    """Return a function that draws bytes from a seeded generator."""
     return np.random.default_rng(seed).bytes
 
 
@@ -192,7 +193,7 @@ def test_bound_on_delta_holds_and_is_nearly_tight(n: int, shift: int) -> None:
 
 
 def test_binomial_noise_is_weaker_than_gaussian_noise_of_equal_variance() -> None:
-    """Check this, since the number of coins is bounded."""
+    """The reason: the number of coins is bounded."""
     n, shift, epsilon = 20, 2, 1.6
     assert oracle.shifted_delta(n, shift, epsilon) > delta_of(epsilon, shift / math.sqrt(n / 4))
 

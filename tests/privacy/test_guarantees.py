@@ -28,6 +28,7 @@ SYSTEMS = {
 
 
 def system(algorithm, **keys):
+    """Return a system of an algorithm with these keys."""
     sizes = {"silos": 5, "horizon": 400, "dimension": 6, "epsilon": 1.0, "delta": 1e-6}
     return fastfed.make_system(algorithm, **(sizes | keys))
 
@@ -108,8 +109,8 @@ def test_google_s_accountant_agrees():
 @pytest.mark.parametrize("epsilon", [1.0, 1e-3, 30.0])
 def test_a_certificate_comes_back_from_its_json(name, epsilon):
     algorithm, keys = SYSTEMS[name]
-    made = system(algorithm, epsilon=epsilon, **keys)
-    for certificate in (made.certificate, made.deployed_certificate):
+    private_system = system(algorithm, epsilon=epsilon, **keys)
+    for certificate in (private_system.certificate, private_system.deployed_certificate):
         plain = certificate.to_builtins()
         assert Certificate.from_builtins(plain) == certificate
         assert Certificate.from_builtins(json.dumps(plain)) == certificate

@@ -137,6 +137,7 @@ def test_a_grid_that_depends_on_the_record_reveals_the_record() -> None:
     """Use a finer grid if the first entry is below 0."""
 
     def release(contribution: np.ndarray, z: np.ndarray) -> np.ndarray:
+        """Release a noisy contribution on a grid that depends on its sign."""
         grid = GRID if contribution[0] < 0.0 else 2.0 * GRID
         return np.rint((contribution + 8.99 * z) / grid) * grid
 
@@ -207,7 +208,7 @@ def test_attack_detects_float_noise_in_deployed_parties(
 
 
 def test_releases_are_centred_at_the_contribution_of_their_record() -> None:
-    """Check this with the stated noise scales."""
+    """Use the stated noise scales."""
     for kind in ("linucb-ldp", "silo-ldp-toeplitz", "central-tree", "feducb", "tree-release"):
         target = system.channel(kind, 3)
         runs = np.array([target.send(1) for _ in range(300)])

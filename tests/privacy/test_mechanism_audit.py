@@ -18,6 +18,8 @@ DATA, NEIGHBOUR = np.zeros(3), np.array([1.0, 0.0, 0.0])
 
 
 def gaussian_mechanism(std: float):
+    """Return a mechanism that adds normal noise to three numbers."""
+
     def noisy(data, rng):
         return np.asarray(data) + std * rng.normal(size=3)
 
@@ -46,6 +48,7 @@ def test_default_statistic_detects_the_entry_that_depends_on_the_data() -> None:
     """Check one such entry among 50 entries of large noise."""
 
     def noisy(data, rng):
+        """Return 50 entries of noise; one of them depends on the data."""
         entries = 100.0 * rng.normal(size=(5, 10))
         entries[2, 3] = data + 0.3 * rng.normal()
         return entries
@@ -86,6 +89,7 @@ def test_audit_accepts_mechanisms_with_their_own_noise() -> None:
     system."""
 
     def running_sum(data):
+        """Return a private sum of one vector."""
         total = fastfed.privacy.TreeRelease(3, 1, epsilon=1.0, delta=0.01)
         return total.add(data)
 

@@ -57,6 +57,7 @@ def failing_at(line: int, call: Callable[..., Any], *args: Any) -> bool:
     remaining_lines = line
 
     def trace(frame: Any, event: str, arg: Any) -> Any:
+        """Count the executed lines of the package, and fail at the planned one."""
         nonlocal remaining_lines
         if not frame.f_code.co_filename.startswith(ROOT):
             return None
@@ -97,6 +98,7 @@ PROTOCOLS = [
 
 
 def make_plan(protocol: str, **changes: Any) -> Any:
+    """Return a plan of a protocol with batches of one round."""
     keys = {**KEYS, "batch_size": 1, "protocol": protocol, **changes}
     return fastfed.make_system("private-fedlinucb", **keys).plan
 
@@ -115,15 +117,18 @@ class SmallFederation:
             self.pass_on([silo.report() for silo in self.silos])
 
     def play(self) -> None:
+        """Play one round at every silo."""
         for i, silo in enumerate(self.silos):
             silo.select(np.eye(D) * (0.9 - 0.1 * i))
             silo.observe(0.3 + 0.4 * i)
 
     def combined(self, reports: list[Any]) -> Any:
+        """Return the broadcast of these reports."""
         sent = self.shuffler.shuffle(reports) if self.plan.protocol.shuffled else reports
         return self.server.combine(sent)
 
     def pass_on(self, reports: list[Any]) -> None:
+        """Combine the reports, and let all silos receive the broadcast."""
         answer = self.combined(reports)
         for silo in self.silos:
             silo.receive(answer)
@@ -133,6 +138,7 @@ class SmallFederation:
 @pytest.mark.parametrize("releases", [5, 6])
 @pytest.mark.parametrize(("protocol", "changes"), PROTOCOLS)
 def test_reports_and_sums_that_fail_at_any_line_can_be_repeated(protocol, changes, releases):
+    """Let report, sum and receipt fail at each of their lines in turn, and repeat them."""
     plan = make_plan(protocol, **changes)
     undisturbed = SmallFederation(plan, releases)
     undisturbed.play()
@@ -222,6 +228,7 @@ def test_reports_that_overflow_change_nothing():
 
 
 def make_objects() -> list[Any]:
+    """Return one object of every class that acts once."""
     users = fastfed.make_system("linucb-ldp", **{**KEYS, "silos": 1}).plan
     peers = fastfed.make_system("feducb-decentralized", **KEYS, schedule="fixed", batch_size=2)
     experts = fastfed.make_system(
@@ -259,6 +266,7 @@ def test_forked_processes_may_not_release():
     parent_end, child_end = context.Pipe()
 
     def child() -> None:
+        """Report in the child process, and send the outcome."""
         try:
             silo.report()
             child_end.send("reported")
@@ -281,6 +289,7 @@ def test_threads_get_only_one_report():
         barrier, outcomes = threading.Barrier(4), []
 
         def report_or_message(silo=silo, barrier=barrier, outcomes=outcomes) -> None:
+            """Report together with the other threads; note the report or the error."""
             barrier.wait()
             try:
                 outcomes.append(silo.report())

@@ -161,6 +161,7 @@ def test_lemma_needs_less_noise_for_very_many_silos() -> None:
 
 def test_noise_depends_on_batch_releases_silos_and_epsilon() -> None:
     def std(epsilon: float = 1e-3, releases: int = 40, silos: int = 1000, batch: int = 25) -> float:
+        """Return the standard deviation of the noise for these sizes."""
         noise_std = amplified_tree_std(Budget(epsilon, 1e-5), releases, silos, batch)
         assert noise_std is not None
         return noise_std
@@ -172,7 +173,7 @@ def test_noise_depends_on_batch_releases_silos_and_epsilon() -> None:
 
 
 def test_lemma_uses_the_full_distance_between_data_sets_for_zero_out() -> None:
-    """Check this distance, which is that of replacement.
+    """The full distance is that of replacement.
 
     One record changes a sum by less, but two sums of n points may be as far apart.
     """

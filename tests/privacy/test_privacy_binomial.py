@@ -40,7 +40,7 @@ def pmf(trials: int, p: float = 0.25) -> np.ndarray:
 
 
 def encoded(trials: int, value: float, length: int) -> np.ndarray:
-    """Law on 0..length-1 of Bin(trials, 1/4) plus value rounded at random with that mean."""
+    """Return the law on 0..length-1 of Bin(trials, 1/4) plus `value`, rounded at random."""
     noise, low = pmf(trials), math.floor(value)
     out = np.zeros(length)
     out[low : low + noise.size] += (1.0 - (value - low)) * noise
@@ -64,6 +64,7 @@ def divergences(
 
 
 def deltas(account: VectorSumAccount, epsilons: Iterable[float]) -> np.ndarray:
+    """Return delta at each epsilon."""
     return np.array([account.delta(epsilon) for epsilon in epsilons])
 
 
@@ -167,6 +168,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     build = getattr(pld, name)
 
     def once(first: dict, second: dict, **how: object) -> object:
+        """Build as before, but only once for each key."""
         key = (*first.items(), *second.items(), *how.items())
         if key not in built:
             built[key] = build(first, second, **how)

@@ -75,7 +75,7 @@ def test_error_for_many_releases_is_close_to_the_square_root(releases):
 
 @pytest.mark.parametrize("releases", [1, 2, 5, 33, 1000, 10**5])
 def test_column_is_positive_and_decreases(releases):
-    """Check this, since it makes the first leaves the worst."""
+    """Such a column makes the first leaves the worst."""
     column = buffered_column(releases)
     assert (column > 0.0).all() and (np.diff(column) < 0.0).all()
 
@@ -127,6 +127,7 @@ def test_noise_is_calibrated_to_the_buffered_coefficients():
 
 
 def make_experiment(release="buffered", **keys):
+    """Return an experiment with this release, and its system."""
     sizes = {"silos": 2, "horizon": 22, "batch_size": 3, "lazy": False, "protocol": "silo-ldp"}
     built_experiment = experiment(
         Sphere(dimension=3, actions=4), {**sizes, "release": release, **keys}
@@ -135,7 +136,7 @@ def make_experiment(release="buffered", **keys):
 
 
 def test_prefix_noise_is_a_row_of_the_dense_factor_times_normals():
-    """Check this also for repeated draws of a prefix."""
+    """Draw a prefix also twice."""
     plan = make_experiment()[1].plan
     noise, source = BufferedNoise(plan), SeededNoise(3, 1)
     t, w, direct = buffers(plan.releases)

@@ -259,6 +259,7 @@ def test_conditions_detect_too_little_noise() -> None:
 
 def test_theorem_under_replacement_holds_only_by_slack() -> None:
     def holds(epsilon: float, delta: float, relation: str) -> bool:
+        """Return whether the theorem's condition holds for this budget."""
         (condition,) = calibrate_tree(Budget(epsilon, delta, relation), 400, "theorem").conditions()
         return condition.holds
 

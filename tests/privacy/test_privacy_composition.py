@@ -16,6 +16,7 @@ from fastfed.privacy.mechanisms.laplace import Exponential
 
 
 def as_pair(guarantee: Guarantee) -> tuple[float, float]:
+    """Return (epsilon, delta) of a guarantee."""
     return guarantee.epsilon, guarantee.delta
 
 
@@ -75,6 +76,7 @@ def test_gaussian_composition_is_exact() -> None:
 
 
 def renyi(p: np.ndarray, q: np.ndarray, alpha: float) -> float:
+    """Return the Renyi divergence of order alpha of p from q."""
     return float(np.log(np.sum(p**alpha * q ** (1 - alpha))) / (alpha - 1))
 
 

@@ -78,6 +78,7 @@ def argmin_probability(scores: list[float], scale: float, i: int) -> float:
     """Return the probability that score i is smallest, by quadrature between the kinks."""
 
     def integrand(r: float) -> float:
+        """Return the density at r of the event that expert i has score r and the smallest score."""
         value = float(stats.laplace.pdf(r, scores[i], scale))
         for n, s in enumerate(scores):
             if n != i:
@@ -173,6 +174,7 @@ def test_privacy_loss_of_summed_noise_has_the_same_limit(clients: int) -> None:
     shape = 2 * clients
 
     def tail(g: float) -> float:
+        """Return P(X - Y > g) for two independent gamma variables."""
         return float(
             integrate.quad(
                 lambda y: stats.gamma.pdf(y, shape) * stats.gamma.sf(g + y, shape),
@@ -205,6 +207,7 @@ def leaf_scores(
     x, scores, k = np.eye(d)[0], [], 0
 
     def visit(j: int, s: str, v: np.ndarray) -> None:
+        """Visit the vertex s of tree j, whose gradient estimate is v, depth first."""
         nonlocal x, k
         if len(s) == j:
             scores.append(v)

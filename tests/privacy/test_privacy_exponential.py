@@ -18,8 +18,10 @@ RANGE = [0.07232948812851327, 0.19661193324148185, 0.5344466453885229, 0.1966119
 
 
 def range_costs(x: np.ndarray, midpoints: np.ndarray) -> np.ndarray:
-    """The larger number of data strictly on one side of each midpoint, every datum moved to its
-    nearest midpoint first (huang-2023-robin, private range)."""
+    """Return the cost of each midpoint: the larger number of data strictly on one side of it.
+
+    Every datum is moved to its nearest midpoint first (huang-2023-robin, private range).
+    """
     moved = midpoints[np.abs(x[:, None] - midpoints).argmin(axis=1)]
     below = (moved[:, None] < midpoints).sum(axis=0)
     above = (moved[:, None] > midpoints).sum(axis=0)

@@ -71,7 +71,7 @@ def test_encoder_equals_exact_fractions(name: str) -> None:
 @pytest.mark.parametrize("returning", [1, 2, 3, 9])
 @pytest.mark.parametrize("which", [*SCHEDULES, *range(len(RANDOM))])
 def test_sensitivity_bounds_every_set_of_leaves(which: str | int, returning: int) -> None:
-    """Check that it is exact for one leaf and an upper bound for several.
+    """The sensitivity is exact for one leaf, and an upper bound for several.
 
     Optimal factors nearly attain the bound.
     """
@@ -93,7 +93,7 @@ def test_sensitivity_bounds_every_set_of_leaves(which: str | int, returning: int
 
 @pytest.mark.parametrize("which", [*SCHEDULES, *range(len(RANDOM))])
 def test_released_prefixes_have_the_sensitivity(which: str | int) -> None:
-    """Calculate it from prefixes and their covariance only, without C."""
+    """Calculate the sensitivity from prefixes and their covariance only, without C."""
     is_schedule = isinstance(which, str)
     factor = optimal_factor(*SCHEDULES[which]) if is_schedule else Factor(RANDOM[which])
     k = len(factor)
@@ -144,7 +144,7 @@ def test_cost_for_random_weights_is_near_its_dual_bound(seed: int) -> None:
     ],
 )
 def test_iteration_converges_for_many_releases(rounds: tuple[int, ...], horizon: int) -> None:
-    """Check this also for weights that differ by many orders of magnitude.
+    """Use also weights that differ by many orders of magnitude.
 
     The cost is also below that of Toeplitz noise.
     """

@@ -181,13 +181,15 @@ def weighted_change(
 
 
 def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float) -> float:
-    """A lower bound on the squared sensitivity: random points, the best 40 improved at random.
+    """Return a lower bound on the squared sensitivity, by random search.
 
-    Steps shrink from 1 to 10^-4, which leaves an error of 10^-11 or less at a maximum.
+    The best 40 of many random pairs of records are improved by random steps. The steps shrink from
+    1 to 10^-4, which leaves an error of 10^-11 or less at a maximum.
     """
     rng, size = np.random.default_rng(d), 2 * (d + 1)
 
     def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return two records (x, y, x2, y2) that satisfy the bounds, from free parameters."""
         z = z.reshape((*z.shape[:-1], 2, d + 1))
         x = z[..., :d] / np.maximum(1.0, np.linalg.norm(z[..., :d], axis=-1, keepdims=True))
         y = np.clip(z[..., d], -1, 1)

@@ -62,6 +62,7 @@ def test_delta_equals_the_hockey_stick_divergence(mechanism_epsilon: float, shar
     epsilon, b = share * mechanism_epsilon, mechanism.scale
 
     def excess(x: float) -> float:
+        """Return the positive part of p(x) - e^epsilon q(x)."""
         p, q = stats.laplace.pdf(x, 0.0, b), stats.laplace.pdf(x, 1.0, b)
         return max(0.0, p - math.exp(epsilon) * q)
 

@@ -21,9 +21,9 @@ TIGHT = 2e-4  # allowed relative excess; below the exact value, only rounding is
 ROUNDING = 1e-12
 
 
-def assert_just_above(found: float, truth: float, what: object) -> None:
+def assert_just_above(actual: float, truth: float, case: object) -> None:
     """Check that the result is at least the exact value and at most slightly larger."""
-    assert truth * (1 - ROUNDING) <= found <= truth * (1 + TIGHT), (found, truth, what)
+    assert truth * (1 - ROUNDING) <= actual <= truth * (1 + TIGHT), (actual, truth, case)
 
 
 # ---- one mechanism in closed form ---------------------------------------------------------------
@@ -70,6 +70,7 @@ def many_responses(count: int, epsilon: float, delta: float) -> float:
     sums = epsilon * (2 * k - count)
 
     def excess(x: float) -> float:
+        """Return ln(delta at epsilon x) minus ln(delta allowed)."""
         exceeds = sums > x
         if not exceeds.any():
             return -1e5
@@ -100,6 +101,7 @@ def test_composition_of_two_kinds_equals_enumeration() -> None:
         return -math.expm1((x - laplace_epsilon) / 2.0) if x > -laplace_epsilon else -math.expm1(x)
 
     def delta(x: float) -> float:
+        """Return delta at x of the composition, by enumeration."""
         signs = itertools.product([(truth_probability, e), (1.0 - truth_probability, -e)], repeat=2)
         return math.fsum(p * q * curve(x - s - t) for (p, s), (q, t) in signs)
 
@@ -119,6 +121,7 @@ def test_composition_agrees_with_dp_accounting(kind: str, epsilon: float, count:
     library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
 
     def library_epsilon(pessimistic: bool, delta: float) -> float:
+        """Return epsilon at delta by the library, rounded up or down."""
         shared = {"value_discretization_interval": 1e-4, "pessimistic_estimate": pessimistic}
         if kind == "laplace":
             single = library.from_laplace_mechanism(1.0 / epsilon, use_connect_dots=False, **shared)

@@ -84,6 +84,7 @@ def squared_sensitivity_by_dynamic_programming(name: str, releases: int, returni
     """
 
     def convolved(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the largest sums of two values by number of leaves, up to `returning` leaves."""
         maxima = np.full(min(left.size + right.size - 1, returning + 1), -1)
         for count, value in enumerate(left.tolist()):
             size = min(right.size, maxima.size - count)
@@ -163,6 +164,7 @@ def test_squared_sensitivities_of_the_oracle() -> None:
     [0, 1, 2, 7, 8, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (400, 1000))],
 )
 def test_squared_sensitivity_grows_from_one_batch_to_all_batches(name: str, releases: int) -> None:
+    """Compare one and all batches with formulas, and all numbers between with a bound."""
     of_one_batch = {
         "toeplitz": toeplitz_sensitivity_squared,
         "honaker": honaker_sensitivity_squared,
@@ -246,6 +248,7 @@ def test_squares_of_levels_equal_brute_force(releases: int) -> None:
 def calibrated(
     name: str, budget: Budget, releases: int, layout: str, returning: int
 ) -> GaussianRelease:
+    """Return a release of this name, calibrated to the budget for users who return."""
     if name == "tree":
         return calibrate_tree(budget, releases, layout=layout, returning=returning)
     return calibrate_release(name, budget, releases, layout=layout, returning=returning)

@@ -20,6 +20,7 @@ def adaptive(queries: list[float], threshold: float, a: float, b: float) -> list
     """Return crossing probabilities by adaptive quadrature between the kinks."""
 
     def integrand(r: float, k: int) -> float:
+        """Return the density at threshold noise r of the event that query k is the first above."""
         value = float(stats.laplace.pdf(r, 0, a))
         for q in queries[:k]:
             value *= float(stats.laplace.cdf(threshold + r - q, 0, b))

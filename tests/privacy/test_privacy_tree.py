@@ -37,7 +37,7 @@ GROUPS = [  # releases, leaves 1..n, squared sensitivity, the bound n^2 kappa
 
 
 def released_sums(releases: int) -> list[set[int]]:
-    """Leaves in each released node, by running Algorithm 2's own recursion on sets."""
+    """Return the set of leaves in each released node, by the recursion of Algorithm 2 on sets."""
     alphas: dict[int, set[int]] = {}
     out = []
     for k in range(1, releases + 1):

@@ -147,6 +147,7 @@ def test_published_code_breaks_its_claim_at_epsilon_ten() -> None:
     """Use the published setting d = 5, B = 20, delta = 0.1, where the noise is too small."""
 
     def published(log: str, scale: float = 1.0) -> VectorBatches:
+        """Return the noise of the published code with this logarithm."""
         return calibrate_vector_batches(
             Budget(10, 0.1), 20, 5, calibration="published-code", vector_scale=scale,
             published_log=log,
@@ -230,7 +231,7 @@ def test_theorem_constants_follow_the_paper(epsilon: float, delta: float, B: int
 
 
 def test_noise_of_the_theorem_does_not_depend_on_the_batch() -> None:
-    """Check that it depends neither on B nor on g: it is 1474 at epsilon 1, d 5, delta 0.1."""
+    """The standard deviation depends neither on B nor on g: 1474 at epsilon 1, d 5, delta 0.1."""
     for B in (1, 20, 5000):
         batches = calibrate_vector_batches(Budget(1, 0.1), B, 5, calibration="theorem")
         assert batches.noise_std[0] == pytest.approx(1474, rel=1e-3)

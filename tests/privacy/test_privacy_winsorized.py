@@ -178,6 +178,7 @@ def test_privacy_of_the_mean_in_one_dimension() -> None:
     y, scale = np.linspace(-40, 40, 2001), 8.0 * radius / (3 * epsilon)
 
     def log_density(values: tuple[float, ...]) -> np.ndarray:
+        """Return the log density of the private mean of these values on the grid y."""
         weights = range_probabilities(list(values), epsilon / 2.0, radius, bound)
         density = np.zeros_like(y)
         for k, p in enumerate(weights):

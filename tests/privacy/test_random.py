@@ -84,6 +84,7 @@ def test_purposes_are_distinct_and_their_keys_too():
 
 
 def long_stream(draw, n=2_000_000):
+    """Return n numbers of one stream."""
     return draw(20, 1, 0, 0, 0, n).astype(np.float64)
 
 

@@ -11,6 +11,7 @@ from fastfed._roots import brentq
 
 
 def functions():
+    """Yield functions of one variable: smooth, steep, flat and with jumps."""
     draw = random.Random(1)
     for _ in range(300):
         a, b, c = draw.uniform(-3, 3), math.exp(draw.uniform(-8, 8)), draw.uniform(-2, 2)
@@ -38,6 +39,7 @@ def test_roots_and_calls_are_those_of_scipy():
         for solve, calls in ((brentq, ours), (scipys, theirs)):
 
             def counted(x, calls=calls, function=function):
+                """Evaluate the function, and note the bits of x."""
                 calls.append(struct.pack("d", x))
                 return function(x)
 

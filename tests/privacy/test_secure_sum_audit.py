@@ -126,6 +126,7 @@ def make_channel(secure_sum: SecureSum, source: type[SystemNoise], count: int) -
     rewards = rng.uniform(-1.0, 1.0, size=count)
 
     def leaf_sums_of(index: int) -> np.ndarray:
+        """Return the encoded statistic of one record."""
         encoder = Encoder(secure_sum, 0, simulated_keys(1, 0, secure_sum.silos), SeededNoise(0))
         return encoder.point(records[index], float(rewards[index]))
 
@@ -137,9 +138,9 @@ def make_channel(secure_sum: SecureSum, source: type[SystemNoise], count: int) -
             encoder = Encoder(secure_sum, silo, keys, source())
             leaf = leaf_sums_of(index) if silo == 0 else np.zeros(secure_sum.size)
             total += encoder.message(leaf).values
-        message = total.view(np.int64)
-        assert np.abs(message).max() < 2**52  # float64 holds every bit
-        return message * STEP
+        decrypted_sum = total.view(np.int64)
+        assert np.abs(decrypted_sum).max() < 2**52  # float64 holds every bit
+        return decrypted_sum * STEP
 
     rows = [
         secure_sum.row(secure_sum.encode(leaf_sums_of(i))[None]).view(np.int64)

@@ -40,6 +40,7 @@ def test_noise_of_every_node_is_drawn_once_and_in_order():
     drawn_nodes = []
 
     def noise(node):
+        """Return noise that names the node, and note the node."""
         drawn_nodes.append(node)
         return [float(2**node), 0.0]
 
@@ -103,6 +104,7 @@ def test_vectors_are_clipped_and_counted():
 
 
 def release_all(**keywords):
+    """Return the noise of six releases of zeros."""
     tree = TreeRelease(4, 6, noise_std=1.0, **keywords)
     return np.array([tree.add(np.zeros(4)) for _ in range(6)])
 
@@ -217,6 +219,7 @@ def test_bad_vectors_change_nothing_and_draw_no_noise(x, message):
     drawn_nodes = []
 
     def noise(node):
+        """Return ones, and note the node."""
         drawn_nodes.append(node)
         return np.ones(2)
 

@@ -40,6 +40,7 @@ batch_size = 5
 
 @pytest.fixture(autouse=True)
 def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide matplotlib."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -74,6 +75,7 @@ def command(*words: object) -> str:
 
 
 def regrets(results: fastfed.Results) -> list[np.ndarray]:
+    """Return the regret of every curve."""
     return [curve.group_regret for curve in results.curves]
 
 

@@ -41,6 +41,7 @@ HALVES, CONTEXTS = np.full(4, 0.5), np.ones((4, 2, 2)) / 2
 
 @lru_cache
 def system(algorithm: str) -> Any:
+    """Return the plan of a small system."""
     keys = {
         "private-fedlinucb": {"silos": 2, "horizon": 20, "dimension": 2, "batch_size": 4},
         "linucb-sdp-vec": {"horizon": 200, "dimension": 2, "batch_size": 20},
@@ -67,6 +68,7 @@ def agent(chosen: bool = False) -> Any:
 
 
 def private_agent() -> Any:
+    """Return a private agent in a new folder."""
     pytest.importorskip("cryptography")
     from fastfed.deployment.agent import PrivateLinUCB
 
@@ -77,12 +79,14 @@ def private_agent() -> Any:
 
 
 def expert() -> Any:
+    """Return a client of an expert system that has received the first broadcast."""
     client = parties.ExpertClient(system("follow-the-leader"), 0)
     client.receive(parties.ExpertServer(client.plan).start())
     return client
 
 
 def vectors() -> Any:
+    """Return a private sum of vectors."""
     return parties.VectorSum(dimension=2, users=3, epsilon=1.0, delta=1e-3)
 
 

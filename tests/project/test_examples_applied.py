@@ -82,6 +82,7 @@ def patient(draw, site, ill):
 
 @pytest.fixture
 def hearts(tmp_path):
+    """Write a table of patients of four sites, and return its path."""
     draw = np.random.default_rng(0)
     sizes = {"one": (40, 0.5), "two": (45, 0.3), "three": (50, 0.9), "four": (60, 0.6)}
     rows = [
@@ -151,6 +152,7 @@ def test_hospitals_on_real_rows(heart, tmp_path):
 
 
 def patient_with_dose(race, dose, vkorc1="G/G", cyp2c9="*1/*1", age="60 - 69", **other):
+    """Return the record of a patient of the warfarin table."""
     return {
         "PharmGKB Subject ID": "PA1", "Race": race, "Age": age, "Height (cm)": "170.0",
         "Weight (kg)": "NA", "Therapeutic Dose of Warfarin": dose,
@@ -161,6 +163,7 @@ def patient_with_dose(race, dose, vkorc1="G/G", cyp2c9="*1/*1", age="60 - 69", *
 
 @pytest.fixture
 def doses(tmp_path):
+    """Write a warfarin table with three unusable rows, and return its path."""
     draw = np.random.default_rng(1)
     of_gene = {"A/A": "14.00", "A/G": "35.00", "G/G": "63.00"}
     rows = [

@@ -25,11 +25,13 @@ def example(monkeypatch):
 
 @pytest.fixture
 def coba():
+    """Return coba, or skip the test."""
     return pytest.importorskip("coba", reason="coba is not installed (extra: examples)")
 
 
 @pytest.fixture
 def mabwiser():
+    """Return mabwiser, or skip the test."""
     return pytest.importorskip("mabwiser.mab", reason="mabwiser is not installed (extra: examples)")
 
 
@@ -195,13 +197,14 @@ def test_predictions_equal_those_of_mabwiser(mabwiser, example, alpha, l2_lambda
         """Check that both bandits give equal expectations and predictions."""
         theirs, ours = (bandit.predict_expectations(contexts) for bandit in pair)
         assert [list(row) for row in ours] == [list(row) for row in theirs] and len(ours) == 30
-        for mine, other in zip(ours, theirs, strict=True):
-            np.testing.assert_allclose(list(mine.values()), list(other.values()), rtol=1e-9)
+        for row, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(list(row.values()), list(other.values()), rtol=1e-9)
         assert pair[1].predict(contexts) == pair[0].predict(contexts)
         assert pair[1].predict(contexts[:1]) == pair[0].predict(contexts[:1])
         assert pair[1].arms == pair[0].arms
 
     def both(method, *arguments):
+        """Call a method of both bandits, and compare them."""
         for bandit in pair:
             getattr(bandit, method)(*arguments)
         check_agreement()

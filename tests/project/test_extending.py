@@ -180,6 +180,8 @@ def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
     system = noisy.make(keys, problem)
 
     class Ones(fastfed.parties.SeededNoise):
+        """A source whose noise is 1 in every entry."""
+
         def node(self, silo, node, dimension):
             return np.ones(dimension + dimension * (dimension + 1) // 2)
 
@@ -400,6 +402,7 @@ def test_the_logistic_policy_maximises_the_likelihood_of_its_bits():
     x, bits, q = np.array(policy.x), np.array(policy.bits), policy.q
 
     def loss(candidate):
+        """Return minus the penalised log likelihood of the bits."""
         g = q + (1.0 - 2.0 * q) / (1.0 + np.exp(-(x @ candidate)))
         likelihood = np.sum(np.log(np.where(bits == 1, g, 1.0 - g)))
         return -likelihood + candidate @ candidate / 2.0

@@ -183,6 +183,7 @@ def test_the_readme_shows_the_output_of_its_command(tmp_path):
     assert command.split()[:3] == ["fastfed", "run", "examples/sphere.toml"]
 
     def run(spec, folder):
+        """Run a spec; return its output and its results."""
         result = CliRunner().invoke(cli, ["run", str(spec), "-o", str(tmp_path / folder)])
         assert result.exit_code == 0, result.output
         return result.output, fastfed.load(tmp_path / folder)

@@ -33,6 +33,7 @@ def values(*given):
 
 
 def check(name, entry):
+    # Without a docstring, for test_first_line_of_a_docstring.
     if not isinstance(entry, int):
         raise must_be("a whole number", entry)
     return entry
@@ -281,7 +282,7 @@ def test_built_in_names_run_despite_broken_packages(broken):
 
 
 def test_a_package_can_add_a_system_of_experts(broken):
-    """Its results equal those of the built-in system that it wraps, with both drivers."""
+    """The results equal those of the built-in system that it wraps, with both drivers."""
     (broken / "play.py").write_text(
         """
 import numpy as np

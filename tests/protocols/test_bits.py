@@ -22,6 +22,7 @@ WORD = st.integers(0, 2**32 - 1)
 
 
 def repeated(examples=60):
+    """Return settings of hypothesis: always the same examples, without a deadline."""
     return settings(max_examples=examples, deadline=None, derandomize=True)
 
 

@@ -30,6 +30,7 @@ CENTRED = {"batch_size": 5, "reward_centre": 0.5}
 
 
 def experiment(curve: dict[str, Any], intercept: float = 1.0) -> Experiment:
+    """Return an experiment with one curve."""
     algorithm = curve["algorithm"]
     silos = 1 if algorithm.startswith("linucb") else 30 if algorithm == "robin" else 2
     return make_experiment(
@@ -105,11 +106,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("curve", "says"), REFUSED)
+@pytest.mark.parametrize(("curve", "message"), REFUSED)
 def test_what_does_not_go_together_is_refused_in_a_sentence(
-    curve: dict[str, Any], says: str
+    curve: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=says) as actual:
+    with pytest.raises(InputError, match=message) as actual:
         experiment(curve)
     text = str(actual.value)
     assert "\n" not in text and len(text) < 250
@@ -174,6 +175,7 @@ AGENTS: dict[str, dict[str, Any]] = {
 
 
 def earlier_keys(curves: dict[str, dict[str, Any]], silos: int, environment: Any) -> Experiment:
+    """Return an experiment with the keys that an earlier version stored."""
     tables = [
         # The rule of then, which is no longer the default: the largest bound is chosen.
         {"label": name, "algorithm": name, **({} if name == "random" else {"sieve": 1.0}), **keys}
@@ -192,6 +194,7 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
     """
 
     def digest(experiment: Experiment) -> str:
+        """Return a digest of the identity without its revisions."""
         identity = {k: v for k, v in experiment.identity().items() if k != "revisions"}
         text = msgspec.json.encode(identity, order="sorted")
         return hashlib.sha256(text).hexdigest()[:16]
@@ -207,16 +210,16 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
     settled = [
-        {**keys, **msgspec.structs.asdict(made)} if isinstance(made, Config) else keys
+        {**keys, **msgspec.structs.asdict(config)} if isinstance(config, Config) else keys
         for name in ALGORITHMS
         if issubclass(ALGORITHMS[name].config, Config) and name in OLD | AGENTS
         for keys in [{"sieve": 1.0, **(OLD | AGENTS)[name]}]
-        for made in [_settled(name, keys)]
+        for config in [_settled(name, keys)]
     ]
     assert len(settled) == len(OLD) + len(AGENTS)
     for keys in settled:
         assert all(keys[key] == value for key, value in LATER.items() if key in keys)
-    message = [
+    experiments = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
         for keys in ({"bonus": 0.5}, {"bonus": 0.5, "ledger": 2.0}, {"reward_centre": 0.5},
                      {"tie_bonus": 0.5}, {"sieve": 0.3}, {"sieve": 0.5},
@@ -226,8 +229,8 @@ def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
         for keys in (GROWING, {**GROWING, "batch_first": 2}, {**GROWING, "batch_ratio": 1.5},
                      {"release_rounds": [3, 9]}, {"release_rounds": [3, 10]})
     ] + [experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0}, 2.0)]  # fmt: skip
-    digests = {e.digest() for e in message}
-    assert len(digests) == len(message) and plain.digest() not in digests
+    digests = {e.digest() for e in experiments}
+    assert len(digests) == len(experiments) and plain.digest() not in digests
     assert experiment({**PUBLIC, "batch_size": 5, "bonus": 1.0}).digest() == plain.digest()
     default = experiment({**PUBLIC, "batch_size": 5})
     assert default.digest() == experiment({**PUBLIC, "batch_size": 5, "sieve": 0.3}).digest()
@@ -268,12 +271,12 @@ def random_curve(rng: np.random.Generator) -> dict[str, Any]:
         "returning": [1, 3],
         "calibration": ["exact", "theorem"],
     }
-    made = dict(base[rng.integers(len(base))])
-    known = ALGORITHMS.choose(made["algorithm"]).config.__struct_fields__
+    curve = dict(base[rng.integers(len(base))])
+    known = ALGORITHMS.choose(curve["algorithm"]).config.__struct_fields__
     for key, values in keys.items():
         if key in known and rng.random() < (0.6 if key == "batch_size" else 0.1):
-            made[key] = values[rng.integers(len(values))]
-    return made
+            curve[key] = values[rng.integers(len(values))]
+    return curve
 
 
 @pytest.mark.parametrize("seed", range(4))

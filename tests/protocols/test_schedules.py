@@ -29,6 +29,7 @@ SEED = 3
 
 
 def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
+    """Return the experiment of a case."""
     table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
     centred = "reward_centre" in table
     sphere = Sphere(sizes["dimension"], sizes["actions"], intercept=3.0 if centred else 1.0)
@@ -150,6 +151,7 @@ def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
 
 
 def direct_of(plan: Plan) -> oracle.Direct:
+    """Return the direct radius of a plan, for the oracle."""
     r = plan.radius
     return oracle.Direct(
         full=lambda k: plan.regularizer[plan.entry(k)],
@@ -160,6 +162,7 @@ def direct_of(plan: Plan) -> oracle.Direct:
 
 
 def sieve_of(plan: Plan) -> oracle.Sieve | None:
+    """Return the sieve of a plan, for the oracle; None if the largest bound is chosen."""
     if plan.ranking == 1.0:
         return None
     return oracle.Sieve(plan.ranking, plan.reward_limit, plan.sieve_growth)
@@ -184,6 +187,7 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
             return k - 1 if plan.release_rounds else 0
 
         def centred(i: int, k: int) -> np.ndarray:
+            """Return the centred binomial noise of release k at silo i."""
             trials = (ends[k] - ends[k - 1]) * e.noise_bits[at(k)]
             return source.binomials(i, k, size, trials)
 
@@ -210,6 +214,7 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
+    """Replay a recorded run by the oracle, with some of its arguments changed."""
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     clip = plan.clip
@@ -233,6 +238,7 @@ def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
 def checked(
     sizes: dict[str, Any], limit: float | None = None, **more: Any
 ) -> tuple[Any, Any, oracle.Replay]:
+    """Run a case, check that a replay agrees, and return (experiment, outcome, replay)."""
     e = experiment_of(sizes, **more)
     if limit is not None:
         e = with_limit(e, limit)
@@ -273,11 +279,12 @@ def test_every_case_plays_what_its_definition_says(name: str) -> None:
     checked(CASES[name], 10.0)
 
 
-def noticed(wrong: dict[str, Any], names: list[str]) -> float:
+def largest_difference(faults: dict[str, Any], names: list[str]) -> float:
+    """Return how much a replay with a planted fault differs, at most, over these cases."""
     worst = 0.0
     for name in names:
         e, outcome, truth = checked(CASES[name])
-        altered = oracle_replay(e, outcome, **wrong)
+        altered = oracle_replay(e, outcome, **faults)
         worst = max(worst, altered.worst_gap)
         for one, other in zip(truth.totals, altered.totals, strict=False):
             worst = max(worst, float(np.abs(one[1] - other[1]).max() > 1e-6))
@@ -288,11 +295,11 @@ def noticed(wrong: dict[str, Any], names: list[str]) -> float:
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
 def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
     names = [f"growing, silo-ldp, factorised, {lazy}"]
-    assert noticed({"ends": [1, 2, 3]}, names) > 1e-6
+    assert largest_difference({"ends": [1, 2, 3]}, names) > 1e-6
     centred = ["centred, silo-ldp, tree"]
-    assert noticed({"centre": 0.0}, centred) > 1e-6
-    assert noticed({"constant": 0.0}, centred) > 1e-6
-    assert noticed({"public": False}, centred) > 1e-6
+    assert largest_difference({"centre": 0.0}, centred) > 1e-6
+    assert largest_difference({"constant": 0.0}, centred) > 1e-6
+    assert largest_difference({"public": False}, centred) > 1e-6
 
 
 def test_noise_of_a_second_release_by_hand() -> None:

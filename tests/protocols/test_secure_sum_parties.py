@@ -78,7 +78,7 @@ def make_encoders(secure_sum: SecureSum, noises=None, seed: int = SEED) -> list[
 
 @pytest.mark.parametrize("source", [RecordingSeededNoise, SystemNoise])
 def test_messages_add_up_to_the_sum_of_plain_integers(secure_sum, source) -> None:
-    """Check this bit for bit for seeded noise and for noise from the operating system."""
+    """Compare bit for bit, with seeded noise and with noise from the operating system."""
     data = leaf_sums(secure_sum)
     units = np.rint(data / secure_sum.unit).astype(np.int64)
     noises = [

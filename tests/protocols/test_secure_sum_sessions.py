@@ -36,6 +36,7 @@ def first_reports(silos):
 
 
 def mask_pair(seed=1):
+    """Return the masks of two silos."""
     return [Masks(index, simulated_keys(seed, index, 2)) for index in range(2)]
 
 

@@ -80,8 +80,7 @@ def test_every_order_of_messages_is_equally_likely(noise):
 
 
 def test_the_server_sees_only_the_sum_of_counts():
-    """Check this, since a silo's count has only the noise of its own users, which hides too
-    little."""
+    """The reason: a silo's count has only the noise of its own users, which is too little."""
     plan = vector_system().plan
     noise = SeededNoise(1)
     reports = reports_of(plan, noise)
@@ -138,6 +137,7 @@ class FailsEverySecondDraw:
 
     def __getattr__(self, name):
         def draw(*key):
+            """Draw as the source does; every second call fails."""
             self.calls += 1
             if self.calls % 2:
                 raise OSError("no entropy")

@@ -120,6 +120,7 @@ MIXED = {"silo_epsilon": [e for e, _ in BUDGETS], "silo_delta": [d for _, d in B
 
 
 def feducb(**keys):
+    """Return a system of feducb with these keys."""
     return make_system("feducb", **{**FEDUCB, **keys})
 
 

@@ -31,6 +31,7 @@ D, ROUNDS, SILOS = 5, 220, 2
 
 
 def lengths(draw: np.random.Generator, round: int) -> Any:
+    """Return a random length between 1e-4 and 100."""
     return 10.0 ** draw.uniform(-4.0, 2.0)
 
 
@@ -47,6 +48,7 @@ FEATURES = {
 
 
 def environment_named(name: str) -> Python:
+    """Return an environment whose features have this span and these lengths."""
     span, length = FEATURES[name]
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
@@ -62,6 +64,7 @@ def environment_named(name: str) -> Python:
 
 
 def make(name: str, communication: float, **keys: Any) -> Experiment:
+    """Return an experiment in a named environment, with this communication parameter."""
     return experiment(
         environment_named(name), silos=SILOS, horizon=ROUNDS, communication=communication, **keys
     )

@@ -38,6 +38,7 @@ def read(chart: Chart) -> ElementTree.Element:
 
 
 def line_chart(y, *, x=None, spread=None, log="", low=0.0, high=100.0, ends=()) -> Chart:
+    """Return a chart with one line."""
     y = np.array(y, np.float64)
     x = np.arange(1.0, len(y) + 1.0) if x is None else np.array(x, np.float64)
     return Chart(
@@ -58,6 +59,7 @@ def frame(root: ElementTree.Element) -> tuple[float, float, float, float]:
 
 
 def points(element: ElementTree.Element) -> np.ndarray:
+    """Return the points (n, 2) of an SVG element."""
     return np.array([[float(v) for v in p.split(",")] for p in element.get("points").split()])
 
 
@@ -200,19 +202,20 @@ def test_regret_that_never_grows_has_axes_all_the_same() -> None:
         texts_are_inside(root)
 
 
-def with_regret(made: CurveResult, values) -> CurveResult:
+def with_regret(curve: CurveResult, values) -> CurveResult:
     """Return a curve with this regret at its last checkpoints, in both replicates."""
     regret = np.tile(np.array(values, np.float64), (2, 1))
     few = len(values)
     counts = {
-        name: getattr(made, name)[:, -few:]
+        name: getattr(curve, name)[:, -few:]
         for name in ("synchronisation_counts", "bits_up_counts", "bits_down_counts")
     }
-    return replace(made, rounds=made.rounds[-few:], group_regret=regret, **counts)
+    return replace(curve, rounds=curve.rounds[-few:], group_regret=regret, **counts)
 
 
-def sending(made: CurveResult, bits) -> CurveResult:
-    return replace(made, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
+def sending(curve: CurveResult, bits) -> CurveResult:
+    """Return the curve with these bits sent, in both replicates."""
+    return replace(curve, bits_up_counts=np.tile(np.array(bits, np.float64), (2, 1)))
 
 
 @cache

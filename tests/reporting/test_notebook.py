@@ -51,6 +51,7 @@ def results() -> Results:
 
 @pytest.fixture
 def pyplot() -> Any:
+    """Return pyplot without a display, and close all figures afterwards."""
     pytest.importorskip("matplotlib").use("Agg")
     from matplotlib import pyplot
 
@@ -67,6 +68,7 @@ def bounded(results: Results, height: float = 1.5, **figure: Any) -> Results:
 
 
 def one_replicate(curve: CurveResult) -> CurveResult:
+    """Return the curve with its first replicate only."""
     names = ("synchronisation_counts", "bits_up_counts", "bits_down_counts", "group_regret")
     return replace(curve, replicates=(0,), **{name: getattr(curve, name)[:1] for name in names})
 
@@ -76,6 +78,7 @@ def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
+        """Import as before, except the hidden package."""
         if name.split(".")[0] == package:
             raise ImportError(name)
         return real(name, *args, **kwargs)
@@ -292,29 +295,33 @@ class TestRecords:
         rows = results.to_records("curves")
         assert len(rows) == 5 * 6
         for i, curve in enumerate(results.curves):
-            mine = rows[6 * i : 6 * (i + 1)]
-            assert {row["label"] for row in mine} == {curve.label}
-            assert [row["round"] for row in mine] == [10, 20, 30, 40, 50, 60]
+            curve_rows = rows[6 * i : 6 * (i + 1)]
+            assert {row["label"] for row in curve_rows} == {curve.label}
+            assert [row["round"] for row in curve_rows] == [10, 20, 30, 40, 50, 60]
             for name, divisor in (("group_regret", 1), ("per_silo_regret", 4),
                                   ("time_average_regret", curve.rounds)):  # fmt: skip
-                assert [r[f"{name}_mean"] for r in mine] == list(curve.mean / divisor)
-                assert [r[f"{name}_stderr"] for r in mine] == list(curve.stderr / divisor)
-            assert [row["synchronisations"] for row in mine] == curve.synchronisations_curve
-            assert [row["bytes_up"] + row["bytes_down"] for row in mine] == curve.bytes_curve
-            assert mine[-1]["bits_up"] == curve.bits_up
+                assert [r[f"{name}_mean"] for r in curve_rows] == list(curve.mean / divisor)
+                assert [r[f"{name}_stderr"] for r in curve_rows] == list(curve.stderr / divisor)
+            assert [row["synchronisations"] for row in curve_rows] == curve.synchronisations_curve
+            assert [row["bytes_up"] + row["bytes_down"] for row in curve_rows] == curve.bytes_curve
+            assert curve_rows[-1]["bits_up"] == curve.bits_up
 
     def test_replicates_are_every_number(self, results):
         rows = results.to_records("replicates")
         assert len(rows) == 5 * 3 * 6
         for i, curve in enumerate(results.curves):
             for r in range(3):
-                mine = rows[18 * i + 6 * r : 18 * i + 6 * (r + 1)]
-                assert {(row["label"], row["replicate"]) for row in mine} == {(curve.label, r)}
-                assert [row["round"] for row in mine] == [10, 20, 30, 40, 50, 60]
-                assert [row["group_regret"] for row in mine] == list(curve.group_regret[r])
-                assert [row["per_silo_regret"] for row in mine] == list(curve.group_regret[r] / 4)
+                curve_rows = rows[18 * i + 6 * r : 18 * i + 6 * (r + 1)]
+                assert {(row["label"], row["replicate"]) for row in curve_rows} == {
+                    (curve.label, r)
+                }
+                assert [row["round"] for row in curve_rows] == [10, 20, 30, 40, 50, 60]
+                assert [row["group_regret"] for row in curve_rows] == list(curve.group_regret[r])
+                assert [row["per_silo_regret"] for row in curve_rows] == list(
+                    curve.group_regret[r] / 4
+                )
                 for name, counts in curve.counts.items():
-                    assert [row[name] for row in mine] == list(counts[r])
+                    assert [row[name] for row in curve_rows] == list(counts[r])
 
     def test_replicates_keep_their_numbers(self, results):
         """Use a store that holds some replicates only."""
@@ -333,13 +340,13 @@ class TestRecords:
         assert json.loads(json.dumps(rows)) == rows
         assert {tuple(row) for row in rows} == {tuple(rows[0])}
         alone = results.curves[1].to_records(level)
-        mine = [row for row in rows if row["label"] == results.curves[1].label]
+        curve_rows = [row for row in rows if row["label"] == results.curves[1].label]
         kept = set(alone[0])
-        assert [{k: v for k, v in row.items() if k in kept} for row in mine] == alone
+        assert [{k: v for k, v in row.items() if k in kept} for row in curve_rows] == alone
         # A curve without the others has no baseline.
         compared = {"baseline", "difference_mean", "difference_stderr"}
-        assert set(mine[0]) - kept - compared == {"experiment", "horizon"}
-        assert compared <= set(mine[0]) or level != "summary"
+        assert set(curve_rows[0]) - kept - compared == {"experiment", "horizon"}
+        assert compared <= set(curve_rows[0]) or level != "summary"
 
     def test_one_replicate_knows_no_error(self, results):
         curve = one_replicate(results.curves[0])
@@ -422,6 +429,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(value: Any) -> Reader:
+    """Return the HTML of a value, read and checked."""
     page = Reader(value._repr_html_())
     assert not page.open
     return page

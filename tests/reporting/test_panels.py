@@ -44,6 +44,7 @@ OPEN = {"claimed": None, "exact": None, "status": "none", "also": []}
 
 
 def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 2) -> CurveResult:
+    """Return a curve that ends at a regret of `last` (and 1.1 times that)."""
     rounds = np.arange(1, 6)
     regret = np.outer([1.0, 1.1], last * rounds / 5.0)
     return CurveResult(
@@ -65,6 +66,7 @@ def curve(label: str, last: float = 10.0, *, private: bool = True, silos: int = 
 
 
 def source(*curves: CurveResult, **figure: Any) -> Source:
+    """Return curves as the source of a report."""
     return in_memory(Results("x", 5, 2, curves, figure))
 
 
@@ -79,8 +81,9 @@ def draw_plot(
     return {name.partition(".")[2]: data for name, data in files.items()}
 
 
-def shown_panels(found: Source) -> list[tuple[str, list[str]]]:
-    return [(panel.title, list(panel.names)) for panel in panels(found)]
+def shown_panels(shown_source: Source) -> list[tuple[str, list[str]]]:
+    """Return (title, names of the curves) of every panel."""
+    return [(panel.title, list(panel.names)) for panel in panels(shown_source)]
 
 
 GRID = [
@@ -276,11 +279,11 @@ def test_pgf_is_input_to_latex_whatever_labels_are(tmp_path: Path) -> None:
         r"\def\mathdefault#1{#1}\begin{document}\noindent\input{regret.pgf}"
         "\n\n" + r"\noindent\input{final.pgf}\end{document}"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         ["xelatex", "-interaction=batchmode", "paper.tex"], cwd=tmp_path, capture_output=True
     )
     log = (tmp_path / "paper.log").read_text(errors="replace")
-    assert done.returncode == 0, log[-2000:]
+    assert result.returncode == 0, log[-2000:]
     assert "Missing character" not in log and "Overfull" not in log
 
 

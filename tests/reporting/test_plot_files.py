@@ -36,7 +36,7 @@ DRAWN: dict[tuple[str, tuple[str, ...]], dict[str, bytes]] = {}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of one experiment with its report, shared by all tests."""
     folder = tmp_path_factory.mktemp("made")
     run(folder / "small")
@@ -45,9 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def out(made: Path, tmp_path: Path) -> Path:
+def out(reported: Path, tmp_path: Path) -> Path:
     """Return a copy of the folder that a test may change."""
-    return Path(shutil.copytree(made, tmp_path / "small"))
+    return Path(shutil.copytree(reported, tmp_path / "small"))
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     draw = plot_files.draw
 
     def record_call(source, charts, kinds):
+        """Draw each figure once, and note the call."""
         calls.append(tuple(kinds))
         key = plot_files.made_from_digest(source), tuple(kinds)
         if key not in DRAWN:

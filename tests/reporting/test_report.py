@@ -44,6 +44,7 @@ from fastfed.simulation.experiment import Experiment, make_experiment
 
 
 def an_experiment(**figure: Any) -> Experiment:
+    """Return a small experiment with five curves."""
     private = {"algorithm": "private-fedlinucb", "delta": 1e-5, "batch_size": 10}
     return make_experiment(
         name="small",
@@ -64,6 +65,7 @@ def an_experiment(**figure: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the experiment, and return the folder of its results."""
     path = tmp_path_factory.mktemp("report") / "out"
     fastfed.run(an_experiment(title="Small, and $quare", note="one note", y="time-average"), path)
     return path
@@ -71,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(folder: Path) -> Source:
+    """Return the results as the source of a report."""
     return read_source(folder)
 
 
@@ -156,6 +159,7 @@ def test_rate_and_spaced() -> None:
 
 
 def certificate(claimed: Any, exact: Any, status: str, also: Any = ()) -> dict[str, Any]:
+    """Return the certificate with these pairs of (epsilon, delta)."""
     pair = ("epsilon", "delta")
     return {
         "unit": "user",
@@ -321,6 +325,7 @@ def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
 
 
 def of_figure(source: Source, **keys: Any) -> Source:
+    """Return the source with some keys of its figure changed."""
     figure = {**source.results.figure, **keys}
     return replace(source, results=replace(source.results, figure=figure))
 
@@ -375,6 +380,7 @@ def tallest(source: Source) -> float:
 
 
 def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[str, str]:
+    """Return the keys that draw a bound of a curve."""
     return {"label": label, "curve": curve, "bound": bound}
 
 

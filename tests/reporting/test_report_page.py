@@ -37,6 +37,7 @@ HEADINGS = {"h1": 1, "h2": 2, "h3": 3, "h4": 4, "h5": 5}
 
 
 def an_experiment(name: str = "small", **figure: Any) -> Experiment:
+    """Return a small experiment whose texts hold characters that HTML must escape."""
     # Claims of the order of curves: less exploration would bring them together.
     usual = {"sieve": 1.0, "batch_size": 10}
     private = {"algorithm": "private-fedlinucb", "delta": 1e-5, **usual}
@@ -86,6 +87,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def source(folder: Path) -> Source:
+    """Return the results of the first run as the source of a report."""
     return read_source(folder / "first")
 
 
@@ -117,15 +119,18 @@ class Page(HTMLParser):
         self.texts.append((self.open[-1] if self.open else "", data))
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
+        """Return the attributes of every tag of this name."""
         return [attributes for name, attributes in self.tags if name == tag]
 
     @property
     def words(self) -> str:
+        """The text of the page."""
         return " ".join(" ".join(t for tag, t in self.texts if tag != "style").split())
 
 
 @pytest.fixture(params=["first/report.html", "report.html"])
 def page(folder: Path, request: pytest.FixtureRequest) -> Page:
+    """Return a page, read and checked: of one experiment, and of all."""
     return Page((folder / request.param).read_text())
 
 
@@ -160,6 +165,7 @@ def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
 
 
 def charts(page: Page) -> list[dict[str, str | None]]:
+    """Return the attributes of all charts of a page."""
     return [a for a in page.all("svg") if a.get("role") == "img"]
 
 
@@ -342,15 +348,16 @@ def test_span() -> None:
 
 
 def browse(tmp_path: Path, *arguments: str) -> str:
+    """Run a browser without a window, and return what it prints."""
     assert BROWSER is not None
-    done = subprocess.run(
+    result = subprocess.run(
         [
             BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
             f"--user-data-dir={tmp_path / 'browser'}", *arguments,
         ],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    return done.stdout
+    return result.stdout
 
 
 def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:
@@ -363,7 +370,7 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
         actual = f"parent.document.body.dataset.found{number}"
         measure = f"{actual}=innerWidth+' '+document.documentElement.scrollWidth"
         copy = page.replace("</body>", f"<script>{measure}</script></body>")
-        # A frame, for a window of its own is never narrower than 500 pixels.
+        # In a frame, because a window is never narrower than 500 pixels.
         frames += f'<iframe width="{width}" height="900" style="border:0" '
         frames += f'srcdoc="{escaping.escape(copy)}"></iframe>'
     frame = tmp_path / "frame.html"

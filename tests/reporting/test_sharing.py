@@ -36,6 +36,7 @@ WORLD = {"kind": "sphere", "dimension": 3, "actions": 5}
 
 @pytest.fixture(scope="module")
 def played():
+    """Return the results of the curves with three replicates."""
     return fastfed.simulate(WORLD, curves=CURVES, silos=4, horizon=80, replicates=3)
 
 
@@ -55,22 +56,24 @@ def test_the_sentence_by_hand(played):
     # replicates need 4.53 of these: 2.61) and +1, +9, -4 (mean 2, standard error 3.79).
     finals = {"open": [6, 15, 24], "server, epsilon = 1.0": [11, 29, 26], "alone": [10, 20, 30]}
     # Random actions share nothing.
-    made = with_finals(played, **finals, dice=[50, 60, 70])
-    assert sharing_sentence(made) == (
+    result = with_finals(played, **finals, dice=[50, 60, 70])
+    assert sharing_sentence(result) == (
         "Against alone (20), sharing pays for open (-5.00 ± 0.58); it is undecided for "
         "server, epsilon = 1.0 (+2.0 ± 3.8)."
     )
-    made = with_finals(played, open=[15, 25, 35], alone=[10, 20, 30])
+    result = with_finals(played, open=[15, 25, 35], alone=[10, 20, 30])
     # Equal differences have no error.
-    assert sharing_sentence(made).startswith(
+    assert sharing_sentence(result).startswith(
         "Against alone (20), sharing does not pay for open (+5"
     )
-    assert made.paired_difference("open") == made.paired_difference("open", "alone") == (5.0, 0.0)
+    assert (
+        result.paired_difference("open") == result.paired_difference("open", "alone") == (5.0, 0.0)
+    )
 
 
 def test_a_curve_of_the_figure_is_the_baseline(played):
-    made = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26], alone=[10, 20, 30])
-    named = replace(made, figure={"baseline": "dice"})
+    result = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26], alone=[10, 20, 30])
+    named = replace(result, figure={"baseline": "dice"})
     assert sharing_sentence(named).startswith("Against dice (22), regret is undecided for open")
     assert named.paired_difference("alone")[0] == pytest.approx(-2.0)
     with pytest.raises(InputError, match="no baseline for 'dice'"):
@@ -78,15 +81,15 @@ def test_a_curve_of_the_figure_is_the_baseline(played):
 
 
 def test_without_a_baseline_nothing_is_compared(played):
-    made = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26])
-    assert sharing_sentence(made) == "" and not charts_of(in_memory(made)).difference
-    assert "difference" not in as_text(in_memory(made)) and "difference" not in as_csv(
-        in_memory(made)
+    result = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26])
+    assert sharing_sentence(result) == "" and not charts_of(in_memory(result)).difference
+    assert "difference" not in as_text(in_memory(result)) and "difference" not in as_csv(
+        in_memory(result)
     )
-    assert "baseline" not in made.to_records()[0]
-    assert made.to_builtins()["curves"][0]["difference"] is None
+    assert "baseline" not in result.to_records()[0]
+    assert result.to_builtins()["curves"][0]["difference"] is None
     with pytest.raises(InputError, match="local-linucb"):
-        made.paired_difference("open")
+        result.paired_difference("open")
 
 
 def test_one_replicate_decides_nothing():
@@ -233,10 +236,11 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
     assert curve.to_builtins()["random_regret"]["mean"] == mean
 
     def useless(*finals):
-        made = with_finals(without_random(played), open=finals)
+        """Return the notes that a curve with these final regrets is useless."""
+        result = with_finals(without_random(played), open=finals)
         return [
             n
-            for n in notes_on_curves(made)
+            for n in notes_on_curves(result)
             if n.startswith("not shown to be better than random actions")
         ]
 
@@ -257,8 +261,8 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
         assert len(notes_on_curves(low)) == expected
     # Clocks leave rounds out, so the estimate is for other rounds.
     late = replace(silent, parameters={"clock": {"rates": [0.5]}})
-    made = with_finals(replace(played, curves=(late,)), open=[2 * mean] * 3)
-    assert notes_on_curves(made) == []
+    result = with_finals(replace(played, curves=(late,)), open=[2 * mean] * 3)
+    assert notes_on_curves(result) == []
 
 
 def test_one_replicate_is_compared_by_its_regret():
@@ -277,8 +281,8 @@ def test_one_action_is_no_choice_and_made_silos_are_named(tmp_path):
     table.write_text("\n".join(["size,label,place", *rows]) + "\n")
     world = {"kind": "classification", "data": str(table), "label": "label"}
     curves = [{"label": "open", "algorithm": "fedlinucb"}]
-    made = fastfed.simulate(world, curves=curves, silos=3, horizon=20)
-    assert any("divided the records into 3 blocks" in note for note in notes_on_curves(made))
+    result = fastfed.simulate(world, curves=curves, silos=3, horizon=20)
+    assert any("divided the records into 3 blocks" in note for note in notes_on_curves(result))
     named = fastfed.simulate({**world, "silo": "place"}, curves=curves, horizon=20)
     assert not any("divided" in note for note in notes_on_curves(named))
     alone = fastfed.simulate(world, curves=curves, silos=1, horizon=20)

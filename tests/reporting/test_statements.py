@@ -26,6 +26,7 @@ from fastfed.simulation.experiment import expand
 def curve(
     label: str, finals: list[float], replicates: tuple[int, ...] | None = None, silos: int = 2
 ) -> Any:
+    """Return a curve with these final regrets."""
     return CurveResult(
         label=label,
         algorithm="fedlinucb",
@@ -45,6 +46,7 @@ def curve(
 
 
 def verdict(statement: dict[str, Any], *curves: Any, **axis: str) -> str:
+    """Return the verdict on a statement about curves."""
     figure = {"statement": [{"says": "so it is", **statement}], **axis}
     (judged,) = judge(Results("x", 10, 2, curves, figure))
     return judged.verdict
@@ -252,6 +254,7 @@ def certificate(
     exact: tuple[float, float] | None = (1.0, 1e-5),
     **more: Any,
 ) -> dict[str, Any]:
+    """Return a certificate with this status and these pairs of (epsilon, delta)."""
     pairs = {"claimed": claimed, "exact": exact}
     values = {k: v and dict(zip(("epsilon", "delta"), v, strict=True)) for k, v in pairs.items()}
     return {
@@ -450,6 +453,7 @@ batch_size = 10
 
 
 def run(*args: object) -> Any:
+    """Run the command line in this process."""
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 

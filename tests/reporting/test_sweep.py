@@ -64,6 +64,7 @@ class Tables(HTMLParser):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
+    """Run the sweep, and return (results, text of its report)."""
     folder = tmp_path_factory.mktemp("sweep")
     experiment = fastfed.simulation.experiment.experiment_from_spec(SPEC)
     results = fastfed.run(experiment, folder)

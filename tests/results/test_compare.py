@@ -51,6 +51,7 @@ def run(folder: Path, **changes: Any) -> Path:
 
 
 def compare(*args: object) -> Result:
+    """Run `compare` with these arguments."""
     return CliRunner().invoke(cli, ["compare", *map(str, args)])
 
 
@@ -63,6 +64,7 @@ def as_json(*args: object) -> Any:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that others are compared with."""
     return run(tmp_path_factory.mktemp("compare") / "a")
 
 

@@ -25,6 +25,7 @@ PLAN = Radius(1.0, 0.5, 2.0, np.array([0.25, 0.75]), np.zeros(2))
 
 @pytest.fixture(scope="module")
 def stored() -> dict[str, Any]:
+    """Return the stored digests."""
     return digests.load()
 
 

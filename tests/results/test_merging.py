@@ -36,12 +36,14 @@ algorithm = "local-linucb"
 
 @pytest.fixture
 def spec(tmp_path):
+    """Write the spec, and return its path."""
     path = tmp_path / "parts.toml"
     path.write_text(SPEC)
     return path
 
 
 def assert_same(a, b):
+    """Check that two results have the same curves."""
     assert [c.label for c in a] == [c.label for c in b]
     for one, other in zip(a, b, strict=True):
         assert one.replicates == other.replicates
@@ -76,9 +78,10 @@ def test_a_range_goes_on_after_a_stop(spec, tmp_path):
 
 def test_the_commands(spec, tmp_path):
     def call(*words, code=0):
-        done = CliRunner().invoke(cli, [str(word) for word in words])
-        assert done.exit_code == code, done.output
-        return done.output
+        """Run a command, check its exit code, and return its output."""
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        assert result.exit_code == code, result.output
+        return result.output
 
     for part in ("0:2", "2:6"):
         call("run", spec, "-o", tmp_path / part.replace(":", "-"), "--replicates", part)

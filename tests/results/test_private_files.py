@@ -27,6 +27,7 @@ def open_umask():
 
 
 def mode(path):
+    """Return the permissions of a file."""
     return stat.S_IMODE(path.stat().st_mode)
 
 

@@ -39,15 +39,17 @@ delay = { kind = "geometric", mean = 2.0, deadline = 6 }
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
+    """Run the spec, and return the folder of its results."""
     path = tmp_path_factory.mktemp("results")
     (path / "sweep.toml").write_text(SPEC)
-    done = CliRunner().invoke(cli, ["run", str(path / "sweep.toml"), "-o", str(path / "out")])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["run", str(path / "sweep.toml"), "-o", str(path / "out")])
+    assert result.exit_code == 0, result.output
     return path / "out"
 
 
 @pytest.fixture(scope="module")
 def results(folder):
+    """Return the results of the run."""
     return fastfed.load(folder)
 
 

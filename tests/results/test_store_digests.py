@@ -17,6 +17,7 @@ from fastfed.simulation.run import load
 
 
 def experiment(*epsilons: float, replicates: int = 2) -> Experiment:
+    """Return an experiment with one private curve for each epsilon."""
     keys = {"algorithm": "private-fedlinucb", "protocol": "central", "delta": 1e-3}
     return make_experiment(
         name="rows",

@@ -62,6 +62,7 @@ delta = 1e-5
 
 
 def start(*args: object, **keys: object) -> subprocess.Popen[str]:
+    """Start the command line in a process group that a test can signal."""
     return subprocess.Popen(
         [sys.executable, "-m", "fastfed", *map(str, args)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **keys,
@@ -70,6 +71,7 @@ def start(*args: object, **keys: object) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    """Write the spec, and return its path."""
     actual = tmp_path / "s.toml"
     actual.write_text(SPEC.format(horizon=400))
     return actual
@@ -98,7 +100,7 @@ def readable(out: Path) -> int:
 
 
 def kill_and_resume(path: Path, folder: Path, kills: int, seed: int, *options: object) -> list[int]:
-    """Kill that many runs at random moments, each time another folder; cells kept by each."""
+    """Kill `kills` runs at random moments and finish each; return the cells that each kept."""
     assert command("run", path, "-o", folder / "straight").exit_code == 0
     expected = final_files(folder / "straight")
     child, begun = start("run", path, "-o", folder / "timed", *options), time.perf_counter()
@@ -113,9 +115,9 @@ def kill_and_resume(path: Path, folder: Path, kills: int, seed: int, *options: o
             shutil.rmtree(out)
             continue
         kept.append(readable(out))
-        done = start("run", path, "-o", out, *options)
-        _, errors = done.communicate()
-        assert done.returncode == 0, errors
+        child = start("run", path, "-o", out, *options)
+        _, errors = child.communicate()
+        assert child.returncode == 0, errors
         assert final_files(out) == expected, f"kill {len(kept)} of seed {seed}"
     return kept
 
@@ -176,6 +178,7 @@ def test_what_a_killed_process_leaves_behind_is_used_up(path, tmp_path):
 
 
 def open_store(e, folder):
+    """Create or resume the store of an experiment."""
     meta = {"identity": e.identity(), "rounds": e.checkpoints.tolist(), "figure": {}}
     return Store.create_or_resume(folder, meta, curve_rows(e))
 
@@ -201,6 +204,7 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
 
 
 def fastfed_spec(path: Path):
+    """Return the spec in a file."""
     from fastfed.simulation.experiment import read_toml
 
     return read_toml(path)
@@ -239,6 +243,7 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
     lock, inside, most, errors = tmp_path / "lock", 0, 0, []
 
     def hold() -> None:
+        """Take the lock fifty times, and note how many hold it."""
         nonlocal inside, most
         try:
             for _ in range(50):
@@ -267,9 +272,9 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 def run_into_limit(
     limit: int, path: Path, out: Path, straight: Path, *options: str
 ) -> tuple[str, int]:
-    """The last words of a run whose files may not grow beyond so many kB, and the cells it kept.
+    """Run with files that may not grow beyond `limit` kB; return what it prints and has stored.
 
-    Without the limit the same command then leaves what an undisturbed run does.
+    Check that without the limit the same command then finishes the run.
     """
     import resource
 
@@ -361,6 +366,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def broken(descriptor: int) -> None:
+    """Fail as a full disk does."""
     import errno
 
     raise OSError(errno.ENOSPC, "No space left on device")

@@ -41,6 +41,7 @@ PEAKS = Peaks(
 
 
 def small_set() -> FixedSet:
+    """Return an environment with one fixed set of eight actions."""
     return FixedSet(dimension=3, actions=8)
 
 
@@ -163,6 +164,7 @@ def test_cases_are_found_by_the_start_of_their_name():
 
 
 def agent_experiment(system: str, horizon: int, **keys: Any) -> Experiment:
+    """Return an experiment with one agent."""
     batch_size = AGENTS[system].batch_size
     curve = {"label": system, **bench.CURVES[system], "batch_size": batch_size, **keys}
     return make_experiment(
@@ -203,6 +205,7 @@ def test_the_reference_of_an_agent_has_the_regret_of_ours(system, monkeypatch):
     assert not any(outcome.events["indefinite"] for outcome in outcomes)
 
     def t_of_reference():
+        """Return the t statistic of the differences in final regret."""
         regret_differences = [
             reference_cases.agent_reference(experiment, instance)["group_regret"][-1]
             - outcomes[instance].group_regret[-1]

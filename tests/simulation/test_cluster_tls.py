@@ -1,4 +1,4 @@
-"""A dask cluster with TLS: who has no certificate of its authority is not heard."""
+"""A dask cluster with TLS refuses clients without a certificate of its authority."""
 
 import datetime
 import subprocess
@@ -31,7 +31,8 @@ def certificates(folder):
     folder.mkdir()
     now = datetime.datetime.now(datetime.UTC)
 
-    def made(name, issuer=None):
+    def key_and_certificate(name, issuer=None):
+        """Return a new key and its certificate, self-signed or by an issuer."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         builder = (
@@ -47,8 +48,8 @@ def certificates(folder):
         certificate = builder.sign(key if issuer is None else issuer[0], hashes.SHA256())
         return key, certificate
 
-    authority = made("authority")
-    key, certificate = made("cluster", authority)
+    authority = key_and_certificate("authority")
+    key, certificate = key_and_certificate("cluster", authority)
     pem = serialization.Encoding.PEM
     (folder / "ca.pem").write_bytes(authority[1].public_bytes(pem))
     (folder / "cluster.pem").write_bytes(certificate.public_bytes(pem))
@@ -75,6 +76,7 @@ def settings(folder):
 
 @contextmanager
 def cluster(folder):
+    """Run a cluster with the certificates of a folder; yield the address of its scheduler."""
     import dask
     from distributed import LocalCluster
     from distributed.security import Security

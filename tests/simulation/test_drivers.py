@@ -203,6 +203,7 @@ def test_simulate_gives_equal_regret_with_both_drivers():
 
 def test_a_seed_repeats_its_results_and_another_seed_does_not():
     def regret(seed):
+        """Return the regret of a run with this seed."""
         results = fastfed.simulate({"kind": "sphere", "dimension": 3, "actions": 6}, "fedlinucb",
                              horizon=30, silos=2, batch_size=5, seed=seed)  # fmt: skip
         return results.curves[0].group_regret

@@ -357,6 +357,7 @@ def test_results_are_kept_if_the_scheduler_ends(tmp_path):
     ) as short_lived:  # fmt: skip
 
         def end_cluster(agent_rounds):
+            """Close the cluster at the first progress."""
             if not threads:
                 threads.append(threading.Thread(target=short_lived.close))
                 threads[0].start()
@@ -384,6 +385,7 @@ def simulated_rounds(deadly, alone_only=frozenset()):
     log = []
 
     def run_round(passes, alone):
+        """Run passes of which some kill their worker; return the passes that did not finish."""
         log.append((alone, tuple(passes)))
         left = Left()
         for position, work in enumerate(passes):
@@ -510,7 +512,7 @@ def test_clients_that_failed_are_closed():
 
 
 def test_a_late_event_loop_is_started_again(tmp_path, cluster, monkeypatch):
-    """Check this since ``distributed`` asserts that its thread starts within ten seconds."""
+    """``distributed`` asserts that its thread starts within ten seconds."""
     from distributed.utils import LoopRunner
 
     from fastfed.simulation.engines import dask
@@ -518,6 +520,7 @@ def test_a_late_event_loop_is_started_again(tmp_path, cluster, monkeypatch):
     failures, start = [AssertionError(), AssertionError()], LoopRunner.start
 
     def start_or_fail(self):
+        """Fail as often as the test wants, then start."""
         if failures:
             raise failures.pop()
         start(self)

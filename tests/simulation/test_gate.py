@@ -44,6 +44,7 @@ def noisy(rng: random.Random, ratio: float, pairs: int = 3, blocks: int = 5) -> 
             level = math.exp(rng.gauss(0.0, 0.3))
 
             def noisy_time(scale: float, level: float = level) -> float:
+                """Return a time with noise that is now and then large."""
                 tail = rng.paretovariate(3.0) - 1.0 if rng.random() < 0.3 else 0.0
                 return scale * level * (1.0 + 0.05 * rng.random() + tail)
 
@@ -199,6 +200,7 @@ def test_trees_hold_the_base_commit_and_the_checkout(repository, tmp_path):
 
 def test_the_default_base_is_where_the_branch_left_main(repository):
     def commit(*words: str) -> str:
+        """Make an empty commit, and return its hash."""
         own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
         builds.git(*own, "commit", "-q", "--allow-empty", "-m", *words, root=repository)
         return builds.git("rev-parse", "HEAD", root=repository)

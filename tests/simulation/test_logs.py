@@ -34,12 +34,14 @@ def random_log(seed, rows=400):
 
 
 def written(folder, log, name="log.csv"):
+    """Write a log of (action, reward, propensity), and return its path."""
     path = folder / name
     path.write_text("action,reward,propensity\n" + "".join(f"{a},{r},{p}\n" for a, r, p in log))
     return path
 
 
 def values_of(path, horizon, curves=({},), silos=1, replicates=1, **keys):
+    """Return the estimated values of curves on a log."""
     spec = {
         "name": "log",
         "horizon": horizon,
@@ -121,10 +123,12 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
     parts = {site: [row for row in rows if row[0] == site] for site in ("north", "south")}
 
     def z(row):
+        """Return the context of a row."""
         # A declared column, the mark of missing cells, and the constant; the norm is sqrt 2.
         return np.array([row[4], 0.0, 1.0]) / math.sqrt(2.0)
 
     def fitted(train):
+        """Return the ridge estimate (actions, features) of rows."""
         gram, bias = np.eye(9), np.zeros(9)
         for row in train:
             phi = np.zeros((3, 3))
@@ -134,6 +138,7 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
         return np.linalg.solve(gram, bias).reshape(3, 3)
 
     def value(models):
+        """Return the estimated value of the greedy policy of each silo."""
         terms = [
             3.0 * row[2] * (np.argmax(models[site] @ z(row)) == row[1])
             for site in parts
@@ -219,6 +224,7 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
     values = values_of(path, 150, format="vw", norm=math.sqrt(2))
 
     def phi(x, name):
+        """Return the products of the features of action and context."""
         u = np.array([name == "a", name == "b", name == "c", 1.0]) / math.sqrt(2)
         return np.outer(u, np.array([x, 1.0]) / math.sqrt(2)).ravel()
 
@@ -241,7 +247,7 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "must hold a logged decision, got an empty file"),
         ("1:0:0.5\n", "log.vw:1: features must follow a bar"),
@@ -260,10 +266,10 @@ def test_blocks_of_vowpal_wabbit_are_learned_by_products_of_features(tmp_path):
         ("0:0:0.5 | a\nshared | b\n", "log.vw:2: shared must be the first line"),
     ],
 )
-def test_text_that_is_no_log_is_refused_with_its_line(tmp_path, text, said):
+def test_text_that_is_no_log_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "log.vw"
     path.write_text(text)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Log(data=str(path), format="vw").rounds(1)
 
 
@@ -300,7 +306,7 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"format": "csv"}, "format must be"),
         ({"action": "item"}, "action must be a column of .* got 'item'"),
@@ -318,14 +324,14 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
         ({"dimension": 3}, 'dimension needs coding = "projection"'),
     ],
 )  # fmt: skip
-def test_mistakes_in_a_spec(tmp_path, keys, said):
+def test_mistakes_in_a_spec(tmp_path, keys, message):
     path = written(tmp_path, random_log(0))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         values_of(path, keys.pop("horizon", 200), **keys)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("a,1,0.5", "a,1,0", "log.csv:2: propensity must be a probability, > 0 and <= 1, got 0"),
         ("a,1,0.5", "a,,0.5", "log.csv:2: reward 'reward' must be given for every record"),
@@ -334,13 +340,13 @@ def test_mistakes_in_a_spec(tmp_path, keys, said):
         ("b,", "a,", "at least 2 actions, got only 'a'"),
     ],
 )
-def test_mistakes_in_a_table(tmp_path, old, new, said):
+def test_mistakes_in_a_table(tmp_path, old, new, message):
     text = "action,reward,propensity\na,1,0.5\nb,yes,0.5\nb,no,0.5\n"
     path = tmp_path / "log.csv"
     path.write_text(text)
     assert Log(data=str(path)).rounds(1).rewards.tolist() == [1.0, 1.0, 0.0]
     path.write_text(text.replace(old, new))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         Log(data=str(path)).rounds(1)
 
 

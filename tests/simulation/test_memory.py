@@ -228,6 +228,8 @@ def test_estimates_of_every_kind_of_plan_grow_with_silos():
 
 def test_memory_reported_by_an_environment_is_counted():
     class Large(fastfed.environments.Sphere):
+        """An environment that says it needs much memory."""
+
         def memory(self, silos, horizon, curves):
             return 10**9 * curves
 
@@ -378,6 +380,7 @@ def test_finished_replicates_are_kept_if_memory_is_exhausted_later(tmp_path, mon
     original_run, calls = dispatch.run, []
 
     def fail_after_two(*args, **keys):
+        """Run as before; the third call exhausts memory."""
         calls.append(1)
         if len(calls) > 2:
             raise MemoryError

@@ -23,11 +23,11 @@ WORLD = Sphere(dimension=3, actions=6)
 class Recorder:
     """A policy that records its rounds; a class variable holds all instances."""
 
-    told: ClassVar[list] = []
+    instances: ClassVar[list] = []
 
     def __init__(self, dimension, horizon, silos, silo, seed, shift=0):
         self.about, self.shift, self.round = (dimension, horizon, silos, silo, seed), shift, 0
-        Recorder.told.append(self)
+        Recorder.instances.append(self)
         self.seen = []
 
     def select(self, actions):
@@ -64,20 +64,22 @@ class WithoutObserve:
 
 
 def make_uniform(seed):
+    """Return a policy that chooses uniformly."""
     return Uniform(seed)
 
 
 def simulate(policy, world=WORLD, **keys):
+    """Simulate a policy in a small world."""
     arguments = {"silos": 2, "horizon": 30, "replicates": 2, "seed": 5} | keys
     return fastfed.simulate(world, "policy", policy=policy, **arguments)
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_policy_gets_all_rounds_of_its_silo(shared):
-    Recorder.told.clear()
+    Recorder.instances.clear()
     results = simulate(Recorder, parameters={"shift": 2}, shared=shared, replicates=1, threads=1)
     (curve,) = results.curves
-    policies = Recorder.told[-1:] if shared else Recorder.told[-2:]
+    policies = Recorder.instances[-1:] if shared else Recorder.instances[-2:]
     assert len({policy.about[-1] for policy in policies}) == len(policies)  # seeds differ
     experiment = make_experiment(
         name="x", environment=WORLD, silos=2, horizon=30, seed=5,
@@ -224,6 +226,7 @@ def test_the_example_spec_runs_and_an_edited_class_is_a_different_experiment(tmp
     code = (source / "softmax.py").read_text()
 
     def run(code):
+        """Run the spec with this code of the policy."""
         (tmp_path / "softmax.py").write_text(code)
         linecache.clearcache()
         sys.modules.pop("softmax", None)

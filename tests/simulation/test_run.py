@@ -166,6 +166,7 @@ def test_stores_from_before_the_radius_changed_are_refused(protocol, tmp_path):
 
 def test_fixed_sets_with_fewer_actions_than_features_have_a_new_identity():
     def revisions(actions, **keys):
+        """Return the revisions in the identity of an experiment."""
         environment = {"kind": "fixed-set", "dimension": 6, "actions": actions}
         curve = {"label": "a", "algorithm": "linucb", **keys}
         experiment = experiment_from_spec(spec(environment=environment, silos=1, curve=[curve]))
@@ -189,6 +190,7 @@ def test_stores_from_before_coins_changed_are_refused(tmp_path):
 
 def test_curves_on_coins_have_a_new_identity():
     def revisions(kind, **keys):
+        """Return the revisions in the identity of an experiment."""
         environment = {"kind": kind, **keys}
         curve = {"label": "a", "algorithm": "follow-the-leader"}
         experiment = experiment_from_spec(spec(environment=environment, silos=2, curve=[curve]))
@@ -206,6 +208,7 @@ def test_results_with_more_noise_are_a_different_experiment(tmp_path):
     """Refuse stores from before a tighter account chose less noise; other stores stay valid."""
 
     def experiment_of(silos=3, **keys):
+        """Return an experiment with one private curve."""
         keys = {"batch_size": 10, "epsilon": 1e-6, "delta": 1e-9, **keys}
         curve = {"label": "a", "algorithm": "private-fedlinucb", **keys}
         return experiment_from_spec(spec(silos=silos, curve=[curve]))
@@ -330,6 +333,7 @@ def test_adding_replicates_repeats_nothing_and_equals_one_run_of_all(tmp_path, m
     original = passes_module.run_together
 
     def record_replicate(experiment, batch, *rest, **keys):
+        """Simulate as before, and note the replicate."""
         simulated_replicates.append(batch.replicate)
         return original(experiment, batch, *rest, **keys)
 
@@ -355,6 +359,7 @@ def test_an_interrupted_run_keeps_the_batches_that_ended(tmp_path):
     progress = []
 
     def stop(agent_rounds):
+        """Note the progress, and interrupt the run before its end."""
         progress.append(agent_rounds)
         if sum(progress) > 2 * 3 * 60 * 3:
             raise KeyboardInterrupt
@@ -568,6 +573,7 @@ def test_a_bound_that_misses_a_checkpoint_is_refused(tmp_path):
 
 def test_changed_data_of_the_same_size_are_a_different_experiment(tmp_path):
     def experiment_on(rows):
+        """Return an experiment on a table of these rows."""
         (tmp_path / "d.csv").write_text(
             "x,label\n" + "".join(f"{x},{label}\n" for x, label in rows)
         )

@@ -150,6 +150,7 @@ def stop_after(agent_rounds: int, reported: list[int]):
     """Return a progress function that interrupts the run after this number of agent-rounds."""
 
     def progress(new_rounds: int) -> None:
+        """Interrupt the run after this number of rounds."""
         reported.append(new_rounds)
         if sum(reported) > agent_rounds:
             raise Interrupted
@@ -246,8 +247,7 @@ def test_every_flipped_bit_of_a_snapshot_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_of_a_header_is_detected(tmp_path: Path) -> None:
-    """Check this since NumPy reads only as far as the header says, before the checksum is
-    compared."""
+    """NumPy reads only as far as the header says, before the checksum is compared."""
     snapshot = Snapshot(tmp_path / "s.npz", "this")
     arrays = {
         "numbers": np.arange(3.0)[None],
@@ -311,7 +311,7 @@ def test_a_snapshot_is_not_written_again_at_the_same_round(
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, frequent_snapshots: None) -> None:
-    """Check this for a snapshot folder that cannot be created."""
+    """The snapshot folder cannot be created."""
     (tmp_path / snapshots.FOLDER).write_text("in the way")
     results = fastfed.run(two_curves(), tmp_path, threads=1)
     assert len(results.curves) == 2

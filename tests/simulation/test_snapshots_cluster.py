@@ -111,6 +111,7 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
     original_store = dask_snapshots.write_atomically
 
     def record_and_store(path: Path, write: Any) -> None:
+        """Store a file as before, and keep a copy if it is a snapshot."""
         original_store(path, write)
         if path.suffix == ".npz":
             assert path.stat().st_mode & 0o777 == 0o600
@@ -123,6 +124,8 @@ def test_snapshots_sent_by_workers_suffice_to_continue(
     simulate = compiled.run_rounds
 
     def slowly(run, first, last, rounds_per_call=None, progress=None):
+        """Simulate as before, slowly enough for snapshots."""
+
         def reported(rounds):
             time.sleep(0.01)
             progress(rounds)
@@ -189,6 +192,7 @@ def test_another_process_continues_from_the_snapshot_of_a_killed_process(tmp_pat
     folder = tmp_path / "killed" / snapshots.FOLDER
 
     def kill() -> None:
+        """Kill the process once its snapshot has reached round 1000."""
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline and snapshot_round(folder) < 1000:
             time.sleep(0.005)
@@ -259,6 +263,7 @@ def test_another_dask_worker_continues_after_one_is_killed(cluster, tmp_path):
     folder = tmp_path / "killed" / snapshots.FOLDER
 
     def kill() -> None:
+        """Kill the busy worker once there is a snapshot."""
         wait_for_snapshot(folder)
         time.sleep(0.5)
         (busy,) = [address for address, tasks in client.processing().items() if tasks]

@@ -52,6 +52,7 @@ def check_each_snapshot(
     keep = Snapshot.keep
 
     def copy_snapshot(snapshot: Snapshot, round: int, *more: Any) -> None:
+        """Keep a snapshot as before, and copy its file."""
         keep(snapshot, round, *more)
         if round:
             snapshot_files.append(snapshot.path.with_name(f"{len(snapshot_files)}.kept"))
@@ -161,6 +162,7 @@ def test_snapshots_can_be_inside_a_phase_of_trees(frequent_snapshots, tmp_path, 
     keep = Snapshot.keep
 
     def record_progress(snapshot, round, arrays, *more):
+        """Keep a snapshot as before, and note how far the phase is."""
         keep(snapshot, round, arrays, *more)
         progress.append((round, int(arrays["course.made"]), int(arrays.get("walk.done", 0))))
 

@@ -66,7 +66,7 @@ batch_size = 10
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def spec_file_of(tmp_path, monkeypatch):
     """Return a function that writes the spec of an environment of MINE and returns its path."""
     (tmp_path / "stopping_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -74,6 +74,7 @@ def mine(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", path)
 
     def spec(function):
+        """Write the spec with this function, and return its path."""
         (tmp_path / "s.toml").write_text(SPEC.format(function))
         return tmp_path / "s.toml"
 
@@ -156,6 +157,7 @@ def test_a_run_ends_without_waiting_for_a_thread_that_hangs(tmp_path):
         return [[1.0]], [0.5]
 
     def stop(agent_rounds):
+        """Interrupt the run while the other thread hangs."""
         if agent_rounds:
             hanging.wait(60)
             raise KeyboardInterrupt
@@ -188,7 +190,7 @@ def test_a_run_ends_without_waiting_for_a_thread_that_hangs(tmp_path):
     [("holds", signal.SIGINT), ("swallows", signal.SIGINT), ("swallows", signal.SIGTERM)],
 )
 def test_a_run_with_a_function_that_hangs_stops_on_a_signal(
-    engine, function, number, mine, tmp_path
+    engine, function, number, spec_file_of, tmp_path
 ):
     if engine == "dask":
         pytest.importorskip("distributed")
@@ -196,7 +198,7 @@ def test_a_run_with_a_function_that_hangs_stops_on_a_signal(
     stores_replicate = (engine, function) != ("dask", "holds")
     folder = tmp_path / "out"
     child = subprocess.Popen(
-        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", folder,
+        [sys.executable, "-m", "fastfed", "run", spec_file_of(function), "-o", folder,
          "--engine", engine, "--threads", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -232,9 +234,9 @@ def replicates_stored(folder):
     return f"replicates: {len(curves[0].replicates)}" if curves else ""
 
 
-def test_a_function_that_ends_its_worker_gets_no_time_estimate(mine):
+def test_a_function_that_ends_its_worker_gets_no_time_estimate(spec_file_of):
     for function in ("ends", "lacks"):
-        experiment = experiment_from_spec_file(mine(function))
+        experiment = experiment_from_spec_file(spec_file_of(function))
         assert processes.time_kinds(experiment, [(0,)]) == {}
 
 
@@ -248,11 +250,11 @@ def experiment_from_spec_file(path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "end"), [("ends", "exit code 0"), ("lacks", "out of memory")])
 def test_the_processes_engine_survives_a_function_that_ends_its_worker(
-    function, end, mine, tmp_path
+    function, end, spec_file_of, tmp_path
 ):
     folder = tmp_path / "out"
     child = subprocess.run(
-        [sys.executable, "-m", "fastfed", "run", mine(function), "-o", folder,
+        [sys.executable, "-m", "fastfed", "run", spec_file_of(function), "-o", folder,
          "--engine", "processes", "--threads", "2"],
         capture_output=True, text=True,
     )  # fmt: skip

@@ -67,6 +67,7 @@ def test_a_run_with_its_report_loads_no_matplotlib(tmp_path: Path) -> None:
     spec.write_text(SPEC)
 
     def run(*options: str) -> set[str]:
+        """Run the spec in a new process; return the modules that it loads."""
         command = ["fastfed", "run", str(spec), "-o", str(tmp_path / "out"), *options]
         return loaded(
             "import sys\n"

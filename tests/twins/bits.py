@@ -44,6 +44,7 @@ _STIRLING = [
 
 
 def _stirling(k: int) -> float:
+    """Return the error of Stirling's formula for ln k!."""
     if k < 16:
         return _STIRLING[k]
     x = 1.0 / k
@@ -129,7 +130,7 @@ def binomials(
 
 
 def encode_bits(ones: Array, length: int) -> Array:
-    """Return messages of `length` bits with so many ones each: (entries, length) of uint8."""
+    """Return messages of `length` bits, `ones` of them 1: (entries, length) of uint8."""
     return (np.arange(length) < ones[:, None]).astype(np.uint8)
 
 

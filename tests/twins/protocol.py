@@ -207,6 +207,7 @@ def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, si
     """Return noise of the node that each release closes, or of its prefix: (n, d) and (n, d, d)."""
 
     def node(number):
+        """Return the noise of a node."""
         draws = node_normals(seed, replicate, silo, number, d)
         return add_noise(np.zeros_like(draws), draws, d, std, off_diagonal, diagonal)
 

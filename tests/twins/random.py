@@ -94,6 +94,7 @@ def _turn(quadrant: Array, s: Array, c: Array) -> tuple[Array, Array]:
 
 
 def _rotate(v: Array, k: int) -> Array:
+    """Rotate 32-bit words to the left by k bits."""
     return (v << k) | (v >> (32 - k))
 
 
@@ -165,6 +166,7 @@ def _unit_f64(a: Array) -> Array:
 
 
 def _bits53(high: Array, low: Array) -> Array:
+    """Return the upper 53 of the 64 bits of two words."""
     return ((high.astype(np.uint64) << np.uint64(32)) | low) >> np.uint64(11)
 
 
@@ -196,6 +198,7 @@ def _log_of_words(words: Array) -> Array:
 
 
 def _at_the_ends(words: Array) -> int:
+    """Return how many words are within 2^44 of 0 or 2^64, where 64 bits do not suffice."""
     return int((words + np.uint64(1 << 44) < np.uint64(1 << 45)).sum())
 
 

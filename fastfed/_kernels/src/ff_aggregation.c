@@ -30,7 +30,9 @@ void ff_scale(const double *restrict from, double factor, int64_t s, double *res
         out[j] = factor * from[j];
 }
 
-/* Compute the p-sum of the node that `leaf` completes, from the p-sums of lower levels. */
+/* Compute the p-sum (the sum of the leaves below a node of the tree) of the node at `level` that
+ * `leaf` (s) completes, into row `level` of sums (., s). The rows of lower levels hold the p-sums
+ * of its other descendants. */
 void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
 {
     double *node = sums + level * s;
@@ -44,8 +46,9 @@ void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, 
     ff_add(node, leaf, s);
 }
 
-/* Compute the sum of the first k leaves from the nodes of the binary tree that make up this
- * prefix. */
+/* Compute the sum of the first k leaves, a prefix, into out (s): the sum of one node of the binary
+ * tree for each 1 in the binary digits of k. Row j of nodes (., s) is the latest node of
+ * level j. */
 void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
 {
     memset(out, 0, (size_t)s * sizeof(double));
@@ -54,8 +57,9 @@ void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restr
             ff_add(out, nodes + j * s, s);
 }
 
-/* Add noise to a statistic: the bias entries, then the packed covariance, whose entries on and off
- * the diagonal have different standard deviations. */
+/* out (s) <- statistic (s) + noise, which is normals (s) times a standard deviation: that of bias
+ * entries for the first d entries, and those of *std for entries of the packed covariance on and
+ * off the diagonal. */
 void ff_add_noise(const double *restrict statistic, const double *restrict normals,
                   const ff_noise_std *std, int64_t d, double *restrict out)
 {

@@ -1,3 +1,5 @@
+/* Symbols: d features; a statistic has s = d + d (d + 1) / 2 numbers (ff_aggregation.h). V is the
+ * regularised Gram matrix, W its inverse factor (ff_linalg.h), theta the estimate. */
 #include "ff_belief.h"
 
 #include <math.h>

@@ -2,7 +2,9 @@
 
 #include <math.h>
 
-/* Round one data point at random to the grid of the bit messages, and add it to the sums. */
+/* Round each of the s entries of a data point, in [-1, 1], at random to a whole multiple of 1 / g
+ * (`clamped`: one in [-1, 1]), and add that times g to sums (s). One word of `random` decides each
+ * entry. */
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {

@@ -3,6 +3,10 @@
 #ifdef FF_WIDE
 #include <math.h>
 
+/* Symbols: W (d, d) is the inverse factor of V (ff_linalg.h). Of an action x, a = ||W x|| and
+ * b = ||V^-1 x||. Its bonus beta a + gamma b is at most a multiple of ||R x|| for the triangular
+ * factor R (ff_bonus_factor.h). K is the number of actions. */
+
 /* Number of vectors that QUAD integers fill, and number of groups of rows that are multiplied by
  * them together. With too few sums, additions wait for each other; more do not fit into the
  * registers. */

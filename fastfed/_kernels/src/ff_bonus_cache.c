@@ -6,11 +6,15 @@
 #include "ff_bonus_scores.h"
 #include "ff_linalg.h"
 
+/* Symbols: W (d, d) is the inverse factor of V (ff_linalg.h). Of an action x, a = ||W x|| and
+ * b = ||V^-1 x||. Its bonus beta a + gamma b is at most a multiple of ||R x|| for the triangular
+ * factor R (ff_bonus_factor.h). A query is a stored set of actions. */
+
 /* The largest number of actions that are scored exactly; if more may be the best, the bounds do not
  * decide. */
 #define FEW(actions) (16 + (actions) / 8)
-/* If factors are not recomputed: weight of a query that the bounds do not decide, relative to one
- * that they decide, and the total at which a silo stops using bounds. */
+/* If R is not recomputed between releases: a choice that the bounds do not decide counts as MISS
+ * choices that they decide, and a silo stops using bounds when the balance exceeds MOST_MISSES. */
 #define MISS 8
 #define MOST_MISSES 32
 /* The largest `patience` of a silo. */
@@ -406,6 +410,7 @@ int64_t ff_bonus_cache_size(int64_t d)
     return 0;
 }
 
+/* Do nothing: there are no bounds to compute. */
 void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch)
@@ -429,8 +434,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return -1;
 }
 
+/* Do nothing: there are no bounds to reset. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo) { (void)cache, (void)silo; }
 
+/* Do nothing: there are no bounds to update. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {

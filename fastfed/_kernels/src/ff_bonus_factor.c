@@ -169,7 +169,7 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
 }
 
 #else
-/* Built without these instructions: there is no factor. */
+/* Return c = 0, which says that there is no R: this build lacks the instructions of ff_wide.h. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r)
 {

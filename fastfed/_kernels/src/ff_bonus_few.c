@@ -6,6 +6,10 @@
 #include "ff_screen_i16_parts.h"
 #include "ff_row_sums.h"
 
+/* Symbols: R (d, d) is the triangular factor that bounds bonuses (ff_bonus_factor.h). H and G are
+ * the few rows of the cheap bound (ff_bonus_few.h). M is R'R, or rest I - R'R in `complement`. Rows
+ * are stored one after the other, d numbers each. */
+
 /* Number of steps of the Lanczos method, after which its largest eigenvalue is usually less than 1
  * percent too small; the result is multiplied by MARGIN. (A factorisation proves the bound.) */
 #define STEPS 24

@@ -5,6 +5,10 @@
 
 #include "ff_linalg.h"
 
+/* Symbols: W (d, d) is the inverse factor of V (ff_linalg.h), and R the triangular factor that
+ * bounds bonuses (ff_bonus_factor.h). A bound on ||R x|| is cheap (ff_bonus_few.h), or "by R",
+ * which is tighter and costs more. */
+
 /* Up to this many candidates, score one by one: it is faster than a panel. */
 #define SINGLE_MAX 16
 /* The largest number of actions that get bounds by R one by one; beyond it all actions do. */

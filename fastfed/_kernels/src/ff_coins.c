@@ -7,8 +7,8 @@
 /* Number of bits, and of words of 32 bits, in a block. */
 #define BLOCK_BITS 128
 #define WORDS 4
-/* Most binary digits of a number of silos times FF_COIN_ROUNDS; of a number of silos of a group,
- * and one more. */
+/* Largest numbers of binary digits: of the number of all silos times FF_COIN_ROUNDS; and of the
+ * number of silos in a group (at most 128), plus one digit. */
 #define DIGITS 48
 #define DIGITS_OF_GROUP 9
 
@@ -36,8 +36,8 @@ FF_INLINE int64_t plane_stride(int64_t d)
 }
 
 /* Rows of the masks (MASKS = 64, WORDS, plane_stride(d)): the coins with chance 1 (SURE); for every
- * plane p, its bits of the chances (BITS + p); for every plane p, the coins that it or a later plane
- * may still set to 1 (OPEN + p): those whose chance, below 1, has a 1 in these planes. */
+ * plane p, its bits of the chances (BITS + p); for every plane p, the coins that it or a later
+ * plane may still set to 1 (OPEN + p): those whose chance, below 1, has a 1 in these planes. */
 enum { SURE = 0, BITS = 1, OPEN = BITS + FF_CHANCE_BITS, MASKS = OPEN + FF_CHANCE_BITS + 1 };
 
 /* Return the number of 64-bit integers that the masks fill. */
@@ -227,7 +227,7 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
  * sum of every coin over silos. */
 typedef words_of_rounds block_words[WORDS][PARTS];
 
-/* Add three bits in each place: `sum` receives the lower digit of the result, `carry` the higher. */
+/* Add three bits in each place: `sum` receives the lower digit of the result, `carry` the other. */
 #define ADD_BITS(type, sum, other, carry)                                                          \
     do {                                                                                           \
         const type both = (sum) & (other), either = (sum) ^ (other);                               \
@@ -275,8 +275,8 @@ static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 }
 
 /* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
- * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for DIGITS
- * digits, of which those of the number `silos` are written. Other bits are not specified. */
+ * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for
+ * DIGITS digits, of which those of the number `silos` are written. Other bits are not specified. */
 static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
                         block_words *restrict digit)
 {

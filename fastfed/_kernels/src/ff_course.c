@@ -1,3 +1,5 @@
+/* Symbols: d experts, m clients (silos), n segments of rounds, T rounds. Losses are whole multiples
+ * of a unit (ff_losses.h). */
 #include "ff_course.h"
 
 #include <math.h>
@@ -90,8 +92,8 @@ static int64_t find_leader(const int64_t *lost, int64_t d, int64_t *gap)
     return leader;
 }
 
-/* Numbers of 16 bits of as many rounds as fit a vector, and the number of such vectors. IS_LESS: all
- * bits are 1 where p < q, else 0. */
+/* numbers: a vector of numbers of 16 bits, one for each of several rounds. PARTS: the number of
+ * these vectors. IS_LESS: all bits are 1 where p < q, else 0. */
 #if defined(__GNUC__)
 typedef int16_t numbers __attribute__((vector_size(FF_BYTES < 32 ? FF_BYTES : 32)));
 #define IS_LESS(p, q) ((p) < (q))

@@ -37,6 +37,8 @@ static double gamma_draw(uint64_t key, uint64_t attempt, double shape)
     }
 }
 
+/* scores[a] <- a draw from the Beta posterior of the mean of arm a. w[a] is the root of entry a of
+ * V^-1, and theta[a] the estimate. */
 int64_t ff_beta_draws(void *state, uint64_t key, int64_t round, int64_t actions, int64_t dimension,
                       double *x, double *w, double *theta, double beta, double gamma,
                       double *scores)
@@ -52,6 +54,8 @@ int64_t ff_beta_draws(void *state, uint64_t key, int64_t round, int64_t actions,
     return actions;
 }
 
+/* scores[a] <- a normal draw with the estimate theta[a] as mean, and the bonus of arm a as standard
+ * deviation: beta w[a] + gamma w[a]^2, where w[a] is the root of entry a of V^-1. */
 int64_t ff_normal_draws(void *state, uint64_t key, int64_t round, int64_t actions,
                         int64_t dimension, double *x, double *w, double *theta, double beta,
                         double gamma, double *scores)

@@ -1,3 +1,5 @@
+/* Symbols: d experts, m clients (silos), n segments of rounds, T rounds. Losses are whole multiples
+ * of a unit (ff_losses.h). */
 #include "ff_experts.h"
 
 #include <math.h>

@@ -48,7 +48,8 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
 /* Divide every row (n, d) by its sum. */
 void ff_to_weights(int64_t n, int64_t d, double *rows);
 
-/* Fed-SVT between two switches: the comparisons of the sparse vector technique. */
+/* Fed-SVT between two changes of the expert: the comparisons of the sparse vector technique
+ * (SVT). */
 typedef struct {
     uint64_t seed;
     int64_t replicate;

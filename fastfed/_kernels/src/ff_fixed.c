@@ -1,3 +1,6 @@
+/* Symbols (ff_linalg.h, ff_scores.h): K actions x of d features. V is the regularised Gram matrix,
+ * W its inverse factor, theta the estimate. beta and gamma are the factors of ||W x|| and of
+ * ||V^-1 x|| in a score. */
 #include "ff_fixed.h"
 
 #include <math.h>
@@ -24,8 +27,9 @@
  * V^{-1}. */
 FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
-/* Numbers at the start of a model: synchronisations plus one; K; d; the last chosen action; queued
- * data points; 1 for arms. */
+/* Indices of the numbers at the start of a model: synchronisations so far (plus one) when it was
+ * computed; K; d; the action that was chosen last; number of queued data points; 1 for arms. HEAD
+ * is the length of that part. */
 enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, HEAD = 8 };
 
 /* Return n rounded up to a multiple of LANES. */

@@ -1,3 +1,5 @@
+/* Symbols: l is a silo, the lane of a vector; K arms; V_aa is the entry of arm a in the diagonal
+ * V. */
 #include "ff_group.h"
 
 #include "ff_random.h"

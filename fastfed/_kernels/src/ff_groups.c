@@ -1,3 +1,6 @@
+/* Symbols (ff_run.h): c is a curve, p the scratch of a thread, k counts releases; M silos,
+ * d features; a statistic has s numbers. V is the regularised Gram matrix of a model, W its inverse
+ * factor, and theta its estimate. */
 #include "ff_groups.h"
 
 #include <math.h>

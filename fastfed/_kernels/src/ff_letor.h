@@ -1,5 +1,5 @@
-/* Parser of learning-to-rank text: `relevance qid:N index:value ... [# comment]`, one row in each
- * line. */
+/* Parser of learning-to-rank ("LETOR") text: `relevance qid:N index:value ... [# comment]`,
+ * one row in each line. qid: the number of the query. */
 #ifndef FF_LETOR_H
 #define FF_LETOR_H
 

@@ -7,6 +7,7 @@
 
 #ifndef FF_LEVELS
 
+/* Return -1: this build has only one level, so there is none to choose. */
 int ff_levels_choose(int highest)
 {
     (void)highest;
@@ -154,6 +155,7 @@ __attribute__((visibility("default")))
 const row ff_levels[] = {EACH_OF(ROW){NULL, {NULL}, NULL}};
 static const row wide[] = {EACH_WIDE(ROW){NULL, {NULL}, NULL}};
 
+/* The level that runs now. */
 static int chosen_level = FF_LEVEL_BASE;
 
 /* Set the pointers of a table to one level. */
@@ -175,6 +177,7 @@ int ff_levels_choose(int highest)
     return chosen_level;
 }
 
+/* Return the level that runs now. */
 int ff_levels_chosen(void) { return chosen_level; }
 
 #endif

@@ -1,3 +1,5 @@
+/* Symbols: V (d, d) is positive definite, V = L L' with L lower triangular. W = L^-1 is the inverse
+ * factor of V, and U = L'. "Packed" is the lower triangle, row by row (ff_linalg.h). */
 #include "ff_linalg.h"
 
 #include <math.h>
@@ -83,7 +85,7 @@ FF_INLINE double dot(const double *restrict a, const double *restrict b, int64_t
 /* Return sum a_i b_i of n terms. */
 double ff_dot(const double *a, const double *b, int64_t n) { return dot(a, b, n); }
 
-/* y (n) += f x (n). */
+/* y (n) += f x (n); the name is that of BLAS. */
 FF_INLINE void axpy(double f, const double *restrict x, double *restrict y, int64_t n)
 {
     int64_t i = 0;

@@ -59,10 +59,14 @@ static processor detect(void)
     return result;
 }
 
+/* Return the highest level that this processor and its operating system support. */
 int ff_processor_level(void) { return detect().level; }
+/* Return 1 if they support AVX-512 VNNI. */
 int ff_processor_vnni(void) { return detect().vnni; }
 
 #else
+/* Return the base level, the only one of this build. */
 int ff_processor_level(void) { return FF_LEVEL_BASE; }
+/* Return 0: this build uses no AVX-512. */
 int ff_processor_vnni(void) { return 0; }
 #endif

@@ -1,3 +1,6 @@
+/* Symbols (ff_run.h): c is a curve, p the scratch of a thread, k counts releases; M silos,
+ * d features; a statistic has s numbers. V is the regularised Gram matrix of a model, W its inverse
+ * factor, and theta its estimate. */
 #include "ff_protocol.h"
 
 #include "ff_bits.h"
@@ -57,7 +60,8 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
-/* Number of prefixes for which the contributions of earlier draws are summed in one pass. */
+/* Number of prefixes (a lot) to which the contributions of all earlier draws are summed in one
+ * pass. */
 #define LOT 8
 
 /* Compute the noise of prefix k for FF_TOEPLITZ and FF_FACTORISED, a weighted sum of draws 1..k,

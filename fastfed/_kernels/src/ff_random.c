@@ -4,6 +4,7 @@
 
 #include "ff_vectors.h"
 
+/* The two multipliers and the two increments of the key of Philox4x32 (Salmon et al. 2011). */
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
 #define PHILOX_W0 0x9E3779B9u
@@ -653,11 +654,11 @@ int64_t ff_uniform_int(const ff_stream *s, int64_t n)
 
 /* Blocks of a stream that are computed in advance. */
 typedef struct {
-    uint32_t w[4][CACHED_BLOCKS]; /* the words of AHEAD consecutive blocks */
+    uint32_t w[4][CACHED_BLOCKS]; /* word i of each of CACHED_BLOCKS blocks */
     uint32_t first;               /* number of the first block */
 } block_cache;
 
-/* Compute AHEAD blocks from number `first` on. */
+/* Compute CACHED_BLOCKS consecutive blocks from number `first` on. */
 static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
 {
     cache->first = first;
@@ -666,7 +667,7 @@ static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
                      &cache->w[1][l], &cache->w[2][l], &cache->w[3][l]);
 }
 
-/* As below(), from blocks computed in advance; returns the same number. */
+/* As uniform_below, from blocks computed in advance; returns the same number. */
 FF_INLINE int64_t uniform_below_cached(const ff_stream *s, uint32_t n, uint32_t *block,
                                        block_cache *cache)
 {

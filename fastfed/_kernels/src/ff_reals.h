@@ -9,6 +9,7 @@
 
 #include "ff_vectors.h"
 
+/* Read or write WIDTH doubles at any address. */
 #define LOAD(p) (*(const loose *)(p))
 #define STORE(p, value) (*(loose *)(p) = (value))
 

@@ -1,3 +1,4 @@
+/* Symbols: a row is a statistic of s numbers, or s standard normals; k counts releases. */
 #include "ff_release.h"
 
 #include <math.h>

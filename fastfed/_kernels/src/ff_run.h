@@ -45,8 +45,10 @@ enum {
  * a raw prefix sum and releases that sum with noise by the mechanism `release`. */
 enum { FF_ADD = 0, FF_TREE = 1, FF_NOISY_TREE = 2, FF_REPLACE = 3, FF_NOISY_ADD = 4 };
 
-/* The mechanism that makes the noise of a prefix sum (fastfed/privacy/releases). The numbers are
- * those of RELEASES in fastfed/protocols/release.py. */
+/* The mechanism that makes the noise of a prefix sum (fastfed/privacy/releases): the noise of tree
+ * nodes as they are, Honaker's estimates of them, a Toeplitz or another factorisation of the matrix
+ * of prefix sums, decaying buffers, or nested sums of draws. The numbers are those of RELEASES in
+ * fastfed/protocols/release.py. */
 enum {
     FF_TREE_RELEASE = 0,
     FF_HONAKER = 1,
@@ -146,8 +148,8 @@ typedef struct {
     ff_radius own_radius;      /* own_least or a sieve: radius of the bound that the silo computes
                                 * from its data */
     double own_offset;         /* offset of that radius */
-    double own_sieve_width;    /* the largest of these radii, if the posterior ranks the actions that
-                                * pass a sieve; 0: it ranks all actions */
+    double own_sieve_width;    /* the largest of these radii, if the posterior ranks the actions
+                                * that pass a sieve; 0: it ranks all actions */
     ff_belief_model belief;    /* the model of the posterior */
     const double *own_ridges;  /* (K + 1, count): ridges of that model after k releases */
     double own_bonus;          /* factor on ||x||_{V^-1} in local rounds */
@@ -213,7 +215,7 @@ typedef struct {
     int64_t *late_ends;           /* (M, arrival_count, 2): the first and the last slot (plus one)
                                    * that arrives in round t, at t modulo arrival_count; 0: none */
     int64_t *reported;            /* (M): number of reports of each silo with its own clock */
-    double *views;                /* (M, FF_VIEW_NUMBERS): numbers of each silo's view (ff_view.h) */
+    double *views;                /* (M, FF_VIEW_NUMBERS): numbers of each silo's view, ff_view.h */
     double *view_w, *view_theta;  /* (M, d, d), (M, d): W and theta of each silo's view */
     int64_t *order;               /* (M): order in which the shuffler passes on messages */
     double *total;                /* (s): the released statistic, sum over all silos and batches */

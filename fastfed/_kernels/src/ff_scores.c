@@ -1,3 +1,6 @@
+/* Symbols (ff_linalg.h, ff_scores.h): K actions x of d features. V is the regularised Gram matrix,
+ * W its inverse factor, theta the estimate. beta and gamma are the factors of ||W x|| and of
+ * ||V^-1 x|| in a score. */
 #include "ff_scores.h"
 
 #include <math.h>

@@ -1,3 +1,6 @@
+/* Symbols (ff_linalg.h, ff_scores.h): K actions x of d features. V is the regularised Gram matrix,
+ * W its inverse factor, theta the estimate. beta and gamma are the factors of ||W x|| and of
+ * ||V^-1 x|| in a score. */
 #include "ff_screen_f32.h"
 
 #include <math.h>
@@ -160,7 +163,8 @@ FF_INLINE double largest_of(const float *restrict lane)
 /* Number of features of one action that are copied together. */
 #define SIDE_BY_SIDE 8
 
-/* Copy n actions into a panel; entry (a, j) is x[a as + j fs]. */
+/* Copy n actions into a panel. Feature j of action a is x[a as + j fs]: `as` is the action stride
+ * and `fs` the feature stride. */
 #define PACK(x)                                                                                    \
     {                                                                                              \
         int64_t j = 0;                                                                             \

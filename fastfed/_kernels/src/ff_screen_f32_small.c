@@ -1,3 +1,6 @@
+/* Symbols (ff_linalg.h, ff_scores.h): K actions x of d features. V is the regularised Gram matrix,
+ * W its inverse factor, theta the estimate. beta and gamma are the factors of ||W x|| and of
+ * ||V^-1 x|| in a score. */
 #include "ff_screen_f32_small.h"
 
 #include <math.h>
@@ -196,9 +199,10 @@ ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, f
                              largest_lane(all.length)};
 }
 #else
-/* Without vector types there is no unrolled code. */
+/* Return 0: without vector types there is no unrolled code. */
 int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d) { return 0; }
 
+/* Return zeros. It is not called, because no actions fit. */
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
                                     float gamma, float ranking, int64_t d, float *restrict score,
                                     float *restrict bonus)

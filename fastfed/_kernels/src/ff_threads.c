@@ -14,14 +14,17 @@ double ff_least_shared = 40e-6;
 
 #ifndef FF_THREADS
 
+/* In a build without threads the caller does all work, and there are no teams. */
 ff_team *ff_team_open(int64_t threads)
 {
     (void)threads;
     return NULL;
 }
 
+/* Do nothing: there are no teams. */
 void ff_team_close(ff_team *team) { (void)team; }
 
+/* Do all items in the caller's thread. */
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
                   ff_item follow, void *work)
 {
