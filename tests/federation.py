@@ -61,7 +61,7 @@ def quickly():
 
 
 def _read(self, data, kinds=tuple(wire.KINDS)):
-    """Read a message as `Wire.read`; while schedules run, look it up if it was read before."""
+    """Read a message as `Wire.read`. During random schedules, each message is read once."""
     message = _CACHED.get((self, data)) if _QUICK else None
     # The uncached function refuses a message of a kind that is not in ``kinds``.
     if message is None or message.kind not in kinds:

@@ -205,7 +205,7 @@ cdef class Run:
             self.describe(&self.curves[i], curve)
             # The caches of silos that learn within a batch expect one data point in each round.
             late = curve["arrivals"] is not None and not curve["lazy"]
-            # Cached bounds are for one W, and silos with their own clocks have several.
+            # Cached bounds hold for one W = V^{-1/2}, and silos with their own clocks have several.
             clocked = curve["sends"] is not None
             chooses = not curve["random"] and curve["score"] is None and not late and not clocked
             if chooses and curve["fixed"] is None and self.bounds_pay():
@@ -213,14 +213,15 @@ cdef class Run:
 
     def bonus_bounds(self):
         """Return the state of the bonus bounds, one tuple for each curve that has them: for each
-        query the number of releases (plus one) of its cached bounds; for each silo the number of
-        its own factors since the last release; and for each silo the bound on the growth of
+        query one plus the number of releases when its bounds were cached; for each silo the number
+        of its own factors since the last release; and for each silo the bound on the growth of
         ||V^{-1} x||, in units of ||W x||."""
         cdef ff_bonus_cache *cache
         bounds = []
         for i in range(self.c.curve_count):
             cache = &self.curves[i].bonus_cache
             if cache.silo != NULL:
+                # The upper bits of `made` hold the release.
                 releases = [cache.made[j] >> 30 for j in range(self.environment.queries)]
                 factors = [cache.silo[j].made for j in range(self.c.silos)]
                 moved = [cache.silo[j].moved for j in range(self.c.silos)]

@@ -260,7 +260,10 @@ class _Stream:
         return next_bytes
 
     def further(self, index: int, start: int, count: int) -> bytes:
-        """Return ``count`` more bytes of uniform number ``index``, from its bit ``start`` on."""
+        """Return ``count`` more bytes of uniform number ``index``, after its first ``start`` bits.
+
+        A uniform number has infinitely many bits, which are drawn when they are needed.
+        """
         place = (part.to_bytes(8, "big") for part in (index, start))
         return keystream(keyed_digest(self._key, _MORE, *place), count)
 

@@ -769,6 +769,7 @@ class MemoryStore(Store):
             if write is not None and write.kind in RECORDS and write.key in erase:
                 self._writes[place] = None
                 del self._values[write[:2]]
+                # Any write up to the present one may be missing from now on.
                 self.erased = len(self._writes)
 
     def forget(self) -> None:

@@ -186,6 +186,7 @@ class Exponentials:
     """
 
     def __init__(self, rate: float, silos: int, unit: float) -> None:
+        #: Arguments of `exponentials` in its order.
         self._arguments = unit, silos, rate
         self.table = np.zeros(0)
 

@@ -317,7 +317,10 @@ def run(
         return run, state
 
     def report_progress(silos: int, rounds: int) -> None:
-        """Report the progress of a part with this number of silos, in rounds of all silos."""
+        """Add the rounds of a part with this number of silos to the progress.
+
+        Progress is reported in rounds of all silos of the plan.
+        """
         nonlocal agent_rounds
         agent_rounds += rounds * silos
         if progress is not None:

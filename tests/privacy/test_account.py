@@ -528,7 +528,7 @@ def identity_for_factor(case: Case, plan: Any) -> Any:
 
 
 def other_centre(case: Case, plan: Any) -> Any:
-    """Centre rewards at another number, from which they reach farther to one side."""
+    """Centre rewards at 0.1, so that they reach farther above the centre than below."""
     return replace(plan, clip=replace(plan.clip, centre=0.1))
 
 

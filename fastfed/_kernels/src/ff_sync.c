@@ -2,7 +2,7 @@
 
 #ifdef _WIN32
 
-/* Do nothing: such syncs exist on POSIX systems only. */
+/* Do nothing: syncs in threads exist on POSIX systems only. */
 void ff_sync_files(int requests, int answers) { (void)requests, (void)answers; }
 
 #else

@@ -22,7 +22,7 @@ static parts cut(double *scratch, int64_t d)
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
-/* Add ridge I to the covariance of the statistic v (s), which is packed from entry d on. */
+/* Add ridge I to the covariance in the statistic v: d entries, then a packed lower triangle. */
 static void add_ridge(double *v, double ridge, int64_t d)
 {
     for (int64_t i = 0; i < d; i++)

@@ -346,7 +346,8 @@ def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
 def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
     """Return the distribution of one mechanism's privacy loss on a grid of multiples of ``step``.
 
-    Losses between grid points are split as in step 2 of the proof at the top of this module.
+    The loss has two points and a density, see `_weights`. Losses between grid points are split as
+    in step 2 of the proof at the top of this module.
 
     Returns
     -------
@@ -371,7 +372,8 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
         mass[index] += points_weight * probability * lower
         mass[index + 1] += points_weight * probability * upper
     if density_weight > 0.0:
-        # In each cell [x, x + step] the density covers [x + begin, x + end].
+        # In each cell [x, x + step] the density covers [x + begin, x + end]. The masses are the
+        # integrals of the density times the shares that go to the upper and the lower grid point.
         x = step * np.arange(start, cells)
         begin, end = np.zeros(2 * cells), np.full(2 * cells, step)
         begin[0], end[-1] = step - offset, offset
