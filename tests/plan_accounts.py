@@ -266,6 +266,7 @@ def linear_mu(
         return worst_mu(stds, bounds, pairs_of(rows), relation)
     if protocol.bits:
         return worst_mu((1.0, 1.0, 1.0), bounds, pairs_of(_bit_rows(plan)), relation)
+    # Randomizers SEND_NOISY_NODE, SEND_NOISY_PREFIX and SEND_NOISY_SUM; analyzers that add noise.
     noisy = {"silos": protocol.randomizer in (2, 3, 5), "server": protocol.analyzer in (2, 4)}
     if not noisy.get(protocol.noise_by, False):
         return math.inf

@@ -180,7 +180,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     if config.release != "tree" and config.protocol not in RELEASABLE:
         raise InputError(
             f'release "{config.release}" needs protocol '
-            f"{' or '.join(RELEASABLE)}: in other protocols every tree node has its own noise, "
+            f"{' or '.join(RELEASABLE)}: in other protocols every message has its own noise, "
             f'got "{config.protocol}"'
         )
     if config.protocol == "shuffle-vector":

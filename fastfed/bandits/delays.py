@@ -130,8 +130,8 @@ def check_private_delay(config: PrivateConfig) -> None:
     """Raise InputError if the privacy proof of a private curve with ``delay`` would not hold."""
     if config.protocol not in DELAYABLE:
         raise InputError(
-            f"delay needs protocol {', '.join(DELAYABLE[1:-1])} or {DELAYABLE[-1]}: the privacy of "
-            f'"{config.protocol}" counts on a fixed number of users in each batch'
+            f"delay needs protocol {', '.join(DELAYABLE[1:-1])} or {DELAYABLE[-1]}: no privacy "
+            f'account covers delays under "{config.protocol}"'
         )
     check_required(
         "delay",

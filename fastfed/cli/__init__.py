@@ -248,6 +248,8 @@ def _print_error(message: str, code: int) -> int:
         line += ": write KEY=VALUE without spaces"
     elif re.search(r"unexpected extra arguments? \(.*=", line):
         line += ": quote a KEY=VALUE with spaces, such as 'curve.my label.epsilon=2'"
+    elif re.search(r"unexpected extra arguments? \(", line):
+        line += ": `fastfed COMMAND --help` shows what the command takes"
     if re.search(r"'[0-9]+,[0-9]+' is not a valid", line):
         line += ": write it with a decimal point, and without commas"
     click.echo(f"error: {line}", err=True)

@@ -298,7 +298,7 @@ def test_certificates_are_those_without_delays_and_name_the_condition(name):
 
 
 REFUSED = {
-    'the privacy of "shuffle-vector" counts on a fixed number': {"protocol": "shuffle-vector"},
+    'no privacy account covers delays under "shuffle-vector"': {"protocol": "shuffle-vector"},
     'the privacy of "shuffle-amplified" counts on': {"protocol": "shuffle-amplified"},
     "delay needs lazy = true: actions must not": {"lazy": False},
     "delay needs returning = 1: several rewards": {"returning": 2},

@@ -424,8 +424,8 @@ def calibrate(
         > 0, the largest change of one release between neighbours, for the mechanisms in SCALED: in
         L2 norm for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm
         at most 1), in L1 norm for "laplace", and of each score or cost for the others (default 1).
-        Noise is proportional to it. For other mechanisms it follows from features of norm at most
-        1 and rewards in [0, 1].
+        The scale of the noise is proportional to it. For other mechanisms it follows from features
+        of norm at most 1 and rewards in [0, 1].
 
     Returns
     -------
