@@ -299,7 +299,7 @@ def test_certificates_are_those_without_delays_and_name_the_condition(name):
 
 REFUSED = {
     'no privacy account covers delays under "shuffle-vector"': {"protocol": "shuffle-vector"},
-    'the privacy of "shuffle-amplified" counts on': {"protocol": "shuffle-amplified"},
+    'no privacy account covers delays under "shuffle-amplified"': {"protocol": "shuffle-amplified"},
     "delay needs lazy = true: actions must not": {"lazy": False},
     "delay needs returning = 1: several rewards": {"returning": 2},
     'delay needs protects = "user": contexts': {"protects": "reward"},
