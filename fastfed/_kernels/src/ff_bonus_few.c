@@ -226,11 +226,12 @@ static void complement(double *restrict m, double rest, int64_t d)
 
 /* Compute the few rows of H and G, and the scalar `rest`, with R'R <= rest I + H'H - G'G.
  *
- * Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M differs from R'R by at most n u T in
- * norm, and S = rest I + H'H - G'G - M has an error of n u (d rest + ||H||_F^2 + ||G||_F^2 + T).
- * The square of a Cholesky factor is within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), and
- * trace S is at most d rest + ||H||_F^2. All of these errors, and twice as much again, are added to
- * the proven bound. H and G are the rounded values. */
+ * Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M is the computed R'R, and differs from
+ * R'R by at most n u T in norm. The computed S = rest I + H'H - G'G - M has an error of
+ * n u (d rest + ||H||_F^2 + ||G||_F^2 + T). S is factored to show that it is positive definite: the
+ * square of its Cholesky factor is within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), and
+ * trace S is at most d rest + ||H||_F^2. `rest` is raised by more than three times the sum of these
+ * errors. H and G are the rounded values. If there is no such bound, the result has no rows. */
 ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *pool, int64_t d,
                                double *restrict m, double *restrict rows,
                                int16_t *restrict entries)

@@ -267,6 +267,7 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
     if (is_diagonal(packed, d)) {
         memset(w, 0, (size_t)(d * d) * sizeof(double));
+        /* In the packed triangle, the diagonal entry after that of row i is i + 2 further on. */
         for (int64_t i = 0; i < d; packed += ++i + 1) {
             if (!(*packed > 0.0 && *packed < INFINITY))
                 return 1;
