@@ -214,7 +214,7 @@ cdef class Run:
     def bonus_bounds(self):
         """Return the state of the bonus bounds, one tuple for each curve that has them: for each
         query one plus the number of releases when its bounds were cached; for each silo the number
-        of its own factors since the last release; and for each silo the bound on the growth of
+        of factors that it has made since the last release; and for each silo the bound on the growth of
         ||V^{-1} x||, in units of ||W x||."""
         cdef ff_bonus_cache *cache
         bounds = []

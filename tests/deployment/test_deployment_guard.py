@@ -34,7 +34,7 @@ BATCH, SILOS = 60, 5
 
 
 class Liar(SiloParty):
-    """Sends these bias sums (None: the largest that the hub accepts) instead of its own."""
+    """Sends these bias sums (None: the largest that the hub accepts) in place of the true sums."""
 
     bias: float | None = None
 

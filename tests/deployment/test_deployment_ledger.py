@@ -221,6 +221,29 @@ def test_a_report_that_was_sealed_must_be_in_the_ledger(home):
     assert ledger.exists()
 
 
+def test_charges_of_other_processes_count_and_undone_charges_do_not(tmp_path, monkeypatch):
+    """A ledger reads each charge once, so it must see later ones, and forget what was undone."""
+    first, second = (Ledger(str(tmp_path / "ledger.sqlite")) for _ in range(2))
+    first.set_ceiling("records", 5.0, 1e-6)
+    charges = [Charge("records", plan, 1, 0.01) for plan in (b"b", b"a", b"c")]
+    first.charge(charges[0])
+    assert first.charges("records") == second.charges("records") == [charges[0]]
+    second.charge(charges[1])
+    assert first.charges("records") == [charges[1], charges[0]]
+    assert first.epsilon("records") == epsilon_of_charges(charges[:2], 1e-6)
+
+    def fail(kind, values):
+        """Read the charge in the open transaction, then fail as a full disk does."""
+        assert charges[2] in first.charges("records")
+        raise OSError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "_append", fail)
+        with pytest.raises(OSError, match="full"):
+            first.charge(charges[2])
+    assert first.charges("records") == second.charges("records") == [charges[1], charges[0]]
+
+
 @pytest.mark.parametrize(
     ("factor", "holds"), [(1.0 - 1e-6, False), (1.0, True), (1.0 + 1e-6, True)]
 )

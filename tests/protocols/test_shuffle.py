@@ -80,7 +80,7 @@ def test_every_order_of_messages_is_equally_likely(noise):
 
 
 def test_the_server_sees_only_the_sum_of_counts():
-    """The reason: a silo's count has only the noise of its own users, which is too little."""
+    """The reason: a silo's count has only the noise of this silo's users, which is too little."""
     plan = vector_system().plan
     noise = SeededNoise(1)
     reports = reports_of(plan, noise)
