@@ -356,7 +356,7 @@ int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, d
     for (int64_t p = 0; p < n; p++)
         ff_solve(factor, u + p * d, d, scratch, theta + p * d);
     free_scratch(local, scratch);
-    return FF_FINE;
+    return trusted || rows_are_finite(theta, NULL, n, d) ? FF_FINE : FF_BAD_ROW;
 }
 
 /* ---- sets of actions ------------------------------------------------------------------------ */

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "ff_panel.h"
 #include "ff_random.h"
 #include "ff_vectors.h"
 
@@ -635,51 +636,65 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
     return largest > 0.0 || square > bound * bound * (1.0 + 1e-6);
 }
 
-/* Number of rows whose multiples are added to `out` while an entry is in a register. */
-#define ROWS_ADDED_AT_ONCE 4
+/* Number of rows of the left matrix that are multiplied together: their sums fit into registers. */
+#define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
 
-/* out[j] += factors[k * step] times row k of x, for rows k = first..d-1 in this order and j < n. */
-FF_INLINE void add_multiples(const double *restrict x, const double *restrict factors, int64_t step,
-                             int64_t first, int64_t d, int64_t n, double *restrict out)
+PRODUCT(product_group, double, lanes, VECTORS, GROUP)
+PRODUCT(product_row, double, lanes, VECTORS, 1)
+
+/* Copy n rows of `width` <= PANEL numbers; rows are `to_step` and `from_step` apart. */
+FF_INLINE void copy_columns(const double *restrict from, int64_t from_step, int64_t n,
+                            int64_t width, int64_t to_step, double *restrict to)
 {
-    int64_t k = first;
-    for (; k + ROWS_ADDED_AT_ONCE <= d; k += ROWS_ADDED_AT_ONCE) {
-        const double *restrict row = x + k * d, *restrict f = factors + k * step;
-        for (int64_t j = 0; j < n; j++) {
-            double sum = out[j];
-            for (int r = 0; r < ROWS_ADDED_AT_ONCE; r++)
-                sum += f[r * step] * row[r * d + j];
-            out[j] = sum;
+    for (int64_t i = 0; i < n; i++)
+        if (width == PANEL)
+            memcpy(to + i * to_step, from + i * from_step, PANEL * sizeof(double));
+        else
+            for (int64_t j = 0; j < width; j++)
+                to[i * to_step + j] = from[i * from_step + j];
+}
+
+/* Compute X Y, which is symmetric, into `out`; all matrices are (d, d). With `upper`, X is upper
+ * triangular. panel (d, PANEL), aligned: scratch. */
+static void symmetric_product(const double *restrict x, const double *restrict y, int upper,
+                              int64_t d, double *restrict panel, double *restrict out)
+{
+    memset(panel, 0, (size_t)(PANEL * d) * sizeof(double));
+    for (int64_t first = 0; first < d; first += PANEL) {
+        const int64_t width = d - first < PANEL ? d - first : PANEL;
+        copy_columns(y + first, d, d, width, PANEL, panel);
+        for (int64_t i = first; i < d;) {
+            const int64_t n = i + GROUP <= d ? GROUP : 1, k = upper ? i : 0;
+            double sum[GROUP * PANEL];
+            if (n == GROUP)
+                product_group(x + i * d + k, d, d - k, panel + k * PANEL, (lanes *)sum);
+            else
+                product_row(x + i * d + k, d, d - k, panel + k * PANEL, (lanes *)sum);
+            copy_columns(sum, PANEL, n, width, d, out + i * d + first);
+            i += n;
         }
     }
-    for (; k < d; k++)
-        for (int64_t j = 0; j < n; j++)
-            out[j] += factors[k * step] * x[k * d + j];
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < i; j++)
+            out[j * d + i] = out[i * d + j];
 }
 
 /* Return an upper bound on the largest eigenvalue of A = V^{-1} = W'W: (trace A^8)^(1/8). */
 double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
 {
-    double *restrict a = scratch, *restrict b = scratch + d * d, scale = 0.0, square = 0.0;
-    memset(a, 0, (size_t)(d * d) * sizeof(double));
-    /* A = V^{-1} = W'W; W is lower triangular. Each matrix is computed up to the diagonal. */
+    double *panel = aligned(scratch), *a = panel + PANEL * d, *b = a + d * d;
+    double scale = 0.0, square = 0.0;
     for (int64_t i = 0; i < d; i++)
-        add_multiples(w, w + i, d, i, d, i + 1, a + i * d);
+        for (int64_t j = 0; j < d; j++)
+            b[j * d + i] = w[i * d + j];
+    symmetric_product(b, w, 1, d, panel, a);
     /* Divide A by its trace, so that the powers do not underflow. */
     for (int64_t i = 0; i < d; i++)
         scale += a[i * d + i];
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j <= i; j++)
-            a[j * d + i] = a[i * d + j] /= scale;
-    /* A <- A^4. */
-    for (int power = 0; power < 2; power++) {
-        memset(b, 0, (size_t)(d * d) * sizeof(double));
-        for (int64_t i = 0; i < d; i++)
-            add_multiples(a, a + i * d, 1, 0, d, i + 1, b + i * d);
-        for (int64_t i = 0; i < d; i++)
-            for (int64_t j = 0; j <= i; j++)
-                a[j * d + i] = a[i * d + j] = b[i * d + j];
-    }
+    for (int64_t i = 0; i < d * d; i++)
+        a[i] /= scale;
+    symmetric_product(a, a, 0, d, panel, b);
+    symmetric_product(b, b, 0, d, panel, a);
     /* The trace of A^8 is the sum of the squared entries of A^4. */
     for (int64_t i = 0; i < d * d; i++)
         square += a[i] * a[i];

@@ -70,7 +70,7 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
 int ff_clip_norm(double *restrict x, int64_t d, double bound);
 
 /* Return an upper bound on the largest eigenvalue of V^{-1} = W'W: the eighth root of the trace of
- * its eighth power. scratch: 2 d^2 doubles. */
+ * its eighth power. scratch: 2 d^2 + 8 d + 8 doubles. */
 double ff_inverse_norm(const double *w, int64_t d, double *scratch);
 
 #endif
