@@ -335,3 +335,9 @@ def test_rewards_may_be_numbers_of_other_types():
     for y in (np.float32(0.5), np.int64(2), np.float16(0.5)):
         _, bias = kernels.rank_one_update(np.eye(2), np.zeros(2), [1.0, 0.0], y)
         assert bias[0] == y
+
+
+@pytest.mark.parametrize("u", [[1.0, 1.0], [[0.0, 0.0], [1.0, 1.0]]])
+def test_solve_refuses_a_solution_that_overflows(u):
+    with pytest.raises(InputError, match="the solution overflows"):
+        kernels.solve(np.eye(2) * 1e200, np.array(u))
