@@ -57,8 +57,8 @@ PLANTS = {
     ),
     "coins": loop_before(
         "ff_coins.c",
-        "    for (int64_t silo = 0; silo < silos; silo += size) {\n",
-        800,
+        "    if (silos <= size) {\n        draw_rounds(",
+        1600,
         "user follow-the-leader m=10",
     ),
     # Compute some products of the matrix with x twice.

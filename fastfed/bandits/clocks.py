@@ -137,8 +137,9 @@ def check_private_clock(config: PrivateConfig) -> None:
     """Raise InputError if the proofs of a private curve with ``clock`` would not hold."""
     if config.protocol not in CLOCKED:
         raise InputError(
-            f"clock needs protocol {' or '.join(CLOCKED[1:])}, in which the server adds up one "
-            f'report of each silo that can be an older one, got "{config.protocol}"'
+            f"clock needs protocol {' or '.join(CLOCKED[1:])}, in which the server adds up the "
+            "latest report of each silo, which may be from an earlier exchange, got "
+            f'"{config.protocol}"'
         )
     check_required(
         "clock",

@@ -398,8 +398,8 @@ def privatizer(
 def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     """Return the fixed schedule of a curve.
 
-    With ``batch_size`` = "theorem" silos synchronise as often as Proposition 1 bounds the number of
-    synchronisations of the determinant schedule.
+    Proposition 1 is an upper bound on the number of synchronisations of the determinant schedule.
+    With ``batch_size`` = "theorem" silos synchronise as often as this bound says.
     """
     every_round = Schedule(problem.horizon, 1)
     if config.every_round:

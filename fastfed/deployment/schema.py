@@ -351,8 +351,9 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         context = sum(
             (len(v.codes) if v.kind == "category" else 1) + v.missing_flag for v in self.variables
         )
-        parts = len(self.actions.features[0]) if self.actions.features else len(self.actions.names)
-        return parts * (context + bool(self.actions.constant)) + bool(self.actions.shared)
+        # A row has one block of the context for each feature of an action, or for each action.
+        blocks = len(self.actions.features[0]) if self.actions.features else len(self.actions.names)
+        return blocks * (context + bool(self.actions.constant)) + bool(self.actions.shared)
 
     @property
     def norm(self) -> float:

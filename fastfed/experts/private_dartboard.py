@@ -123,7 +123,7 @@ class ExactDart(ExactChooser, Dart):
     """State of the dartboard server whose decisions equal the decisions of real arithmetic."""
 
     def _keeps(self, expert_loss: float, release: int) -> bool:
-        """Toss the coin of exchange ``release`` exactly; return True if it keeps the expert.
+        """Toss the coin of an exchange with its exact probability; return True to keep the expert.
 
         ``expert_loss`` is the loss of the expert since the last coin.
         """

@@ -141,7 +141,7 @@ def _new_axes() -> tuple[Figure, Axes]:
 def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     """Return colour and dashes of every curve, as in the report.
 
-    If the axes have lines already, the styles are those that follow after their colours.
+    Styles have a fixed order. If the axes have lines already, the styles follow those of the lines.
     """
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]

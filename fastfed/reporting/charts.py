@@ -256,7 +256,10 @@ def regret_axis(
 
 
 def _padded(low: float, values: Iterable[np.ndarray], log: bool) -> float:
-    """Return the upper end of an axis from ``low``, 5 % of its length above the largest value."""
+    """Return the upper end of an axis that begins at ``low``.
+
+    The end is above the largest value, by 5 % of the distance from ``low`` to this value.
+    """
     top = max((float(v.max()) for v in values), default=0.0)
     if top <= low:
         return low * 10.0 if log else low + 1.0

@@ -94,7 +94,7 @@ def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarr
 OBJECT, NUMBER = 200, 40
 
 #: Bytes per release that a plan's arrays take while the plan is built.
-RELEASE = 80
+BYTES_PER_RELEASE = 80
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -
     releases = sum(horizon // batch for batch in batches if batch >= 1)
     terms = (
         Term("rounds of checkpoints", 24 * count, spaced(count), "checkpoints"),
-        Term("arrays by release", RELEASE * releases, spaced(releases), "releases"),
+        Term("arrays by release", BYTES_PER_RELEASE * releases, spaced(releases), "releases"),
     )
     available_bytes = available()
     if available_bytes is not None and bytes_of(terms) > available_bytes:

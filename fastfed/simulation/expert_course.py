@@ -94,7 +94,7 @@ class Course:
         rounds, self._reported_round = round - self._reported_round, round
 
         def write_snapshot(snapshot: Snapshot) -> None:
-            """Write the current state, unless a class does not state what changes."""
+            """Write the current state; do nothing if it is not known which attributes change."""
             state = self._state()
             if state is not None:
                 snapshot.keep(round, state)

@@ -258,7 +258,7 @@ def _report_crossings(edges: np.ndarray, rounds: np.ndarray, checkpoints: np.nda
 def _request_crossings(
     edges: np.ndarray, requesters: list[np.ndarray], rounds: np.ndarray, checkpoints: np.ndarray
 ) -> np.ndarray:
-    """Return how many edges requests have crossed by each checkpoint, (C,).
+    """Return the number of edges that all requests have crossed up to each checkpoint, (C,).
 
     The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) has
     the number of edges that each silo's message has crossed after 0, 1, ... hops.

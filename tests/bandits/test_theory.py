@@ -147,8 +147,8 @@ def test_confidence_sets_cover_in_a_whole_run():
 
 
 def test_radius_of_lemma_c2_follows_its_formula():
-    """Check release 7, which has three nodes; rewards take half of alpha, once per distinct
-    lambda_min."""
+    """Check release 7, which has three nodes. The bound on the noise of rewards gets half of alpha,
+    split evenly over the distinct values of lambda_min."""
     system = private_system(radius="lemma-c2")
     theory, plan = system.theory, system.plan
     assert theory.proven

@@ -527,7 +527,7 @@ def test_coins_have_their_chances():
         assert abs((a * b).mean()) < 5 * 0.25 / np.sqrt(a.size)
 
 
-def test_chances_at_the_ends_are_certain():
+def test_losses_with_mean_0_or_1_are_constant():
     for mean, gap in ((1.0, 0.0), (0.0, 0.0), (1.0, 1.0)):
         table = served(make("stochastic-losses", mean=mean, gap=gap), 3, 200)
         expected = np.full(3, mean)

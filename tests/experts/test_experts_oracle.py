@@ -358,22 +358,22 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_decision
 
     def played(self: Any, first: int, last: int, x: np.ndarray, row: np.ndarray | None) -> None:
-        """Play as before, and record weights and losses."""
+        """Record the weights and losses of one segment, then call the original method."""
         record.x += [np.array(x)] * (last - first + 1)
         if row is not None:
             record.sums.append(np.array(row))
         return original_played(self, first, last, x, row)
 
     def played_many(
-        self: Any, edges: Any, settles: Any, which: Any, weights: Any, sums: Any
+        self: Any, edges: Any, settles: Any, weight_rows: Any, weights: Any, sums: Any
     ) -> None:
-        """Play as before, and record weights and losses of several segments."""
+        """Record the weights and losses of several segments, then call the original method."""
         record.blocks = True
         table = np.eye(e.facts.dimension) if weights is None else weights
-        record.x += [np.array(x) for x in np.repeat(table[which], np.diff(edges), axis=0)]
+        record.x += [np.array(x) for x in np.repeat(table[weight_rows], np.diff(edges), axis=0)]
         if sums is not None:
             record.sums += list(e.environment.open(e.seed, 0, e.silos).losses.unit * sums)
-        original_many(self, edges, settles, which, weights, sums)
+        original_many(self, edges, settles, weight_rows, weights, sums)
 
     def run_coins(*arguments: Any) -> int:
         """Run one round in each call, to see its losses and its decision."""

@@ -64,7 +64,7 @@ class Counted:
 
         self.cached = _cache.cached(compute)
 
-    def again(self, *arguments: Any) -> Any:
+    def call_as_new_process(self, *arguments: Any) -> Any:
         """Return the result as a new process would."""
         _cache.forget()
         return self.cached(*arguments)
@@ -121,15 +121,19 @@ VALUES: list[Any] = [
 def test_arguments_and_results_of_any_kind_are_exact(folder: Path) -> None:
     counted = Counted()
     for value in VALUES:
-        assert bits(counted.again(value)) == bits((value,))
+        assert bits(counted.call_as_new_process(value)) == bits((value,))
     assert counted.calls == len(VALUES)
     for value in VALUES:
-        assert bits(counted.again(value)) == bits((value,))
+        assert bits(counted.call_as_new_process(value)) == bits((value,))
     assert counted.calls == len(VALUES)
-    assert math.isnan(counted.again(math.nan)[0])
+    assert math.isnan(counted.call_as_new_process(math.nan)[0])
     array = np.arange(6, dtype=np.float64).reshape(2, 3) / 7.0
     of_arrays = Counted(lambda n: (array, 0.5, np.arange(n), np.zeros((0, 2))))
-    assert bits(of_arrays.again(3)) == bits(of_arrays.again(3)) == bits(of_arrays.cached(3))
+    assert (
+        bits(of_arrays.call_as_new_process(3))
+        == bits(of_arrays.call_as_new_process(3))
+        == bits(of_arrays.cached(3))
+    )
     assert of_arrays.calls == 1
 
 
@@ -143,8 +147,8 @@ def test_records_of_different_kinds_differ(folder: Path) -> None:
 
     counted = Counted(lambda one: 1)
     for one in (First(1.0), First(2.0), Second(1.0), (1.0,), Budget(1.0, 1e-6), Budget(1.0, 1e-7)):
-        counted.again(one)
-        counted.again(one)
+        counted.call_as_new_process(one)
+        counted.call_as_new_process(one)
     assert counted.calls == 6
 
 
@@ -155,7 +159,7 @@ def test_what_cannot_be_written_exactly_is_computed(folder: Path) -> None:
         counted.cached(one)
     assert counted.calls == 10
     of_lists = Counted(lambda: [1, 2])
-    assert of_lists.again() == of_lists.again() == [1, 2]
+    assert of_lists.call_as_new_process() == of_lists.call_as_new_process() == [1, 2]
     assert of_lists.calls == 2
     assert not folder.exists() or not list(folder.iterdir())
 
@@ -180,7 +184,7 @@ def only(folder: Path) -> Path:
 
 def test_a_damaged_file_is_computed_again(folder: Path) -> None:
     counted = Counted(lambda n: (n / 7.0, np.full(3, 0.1)))
-    expected = bits(counted.again(5))
+    expected = bits(counted.call_as_new_process(5))
     content = only(folder).read_bytes()
     damaged = [
         bytes([*content[:i], content[i] ^ 1, *content[i + 1 :]]) for i in range(len(content))
@@ -189,35 +193,35 @@ def test_a_damaged_file_is_computed_again(folder: Path) -> None:
     damaged += [b"\n\n\n", pickle.dumps((1.0,)), b"\x93NUMPY"]
     for other in damaged:
         only(folder).write_bytes(other)
-        assert bits(counted.again(5)) == expected
+        assert bits(counted.call_as_new_process(5)) == expected
         assert only(folder).read_bytes() == content
     assert counted.calls == 1 + len(damaged)
 
 
 def test_a_file_of_other_arguments_is_not_used(folder: Path) -> None:
     counted = Counted()
-    counted.again(1)
+    counted.call_as_new_process(1)
     path = only(folder)
-    counted.again(2)
+    counted.call_as_new_process(2)
     (other,) = set(folder.iterdir()) - {path}
     other.replace(path)
-    assert counted.again(1) == (1,)
+    assert counted.call_as_new_process(1) == (1,)
     assert counted.calls == 3
 
 
 def test_another_version_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counted()
-    counted.again(1)
+    counted.call_as_new_process(1)
     version = _cache._version()
     for place in range(len(version)):
         changed = [*version]
         changed[place] = "different"
         monkeypatch.setattr(_cache, "_version", lambda changed=changed: changed)
         calls = counted.calls
-        counted.again(1)
+        counted.call_as_new_process(1)
         assert counted.calls == calls + 1
     monkeypatch.setattr(_cache, "_version", lambda: version)
-    counted.again(1)
+    counted.call_as_new_process(1)
     assert counted.calls == 1 + len(version)
 
 
@@ -243,8 +247,8 @@ def test_the_version_covers_code_kernels_and_libraries(monkeypatch: pytest.Monke
 def test_the_variable_turns_files_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTFED_CACHE_ACCOUNTS", "off")
     counted = Counted()
-    counted.again(1)
-    counted.again(1)
+    counted.call_as_new_process(1)
+    counted.call_as_new_process(1)
     assert counted.calls == 2
     assert not folder.exists()
 
@@ -253,12 +257,12 @@ def test_the_variable_turns_files_off(folder: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
 def test_a_folder_that_others_can_write_is_not_used(folder: Path, mode: int) -> None:
     counted = Counted()
-    counted.again(1)
+    counted.call_as_new_process(1)
     folder.chmod(mode)
-    counted.again(1)
+    counted.call_as_new_process(1)
     assert counted.calls == 2
     folder.chmod(0o700)
-    counted.again(1)
+    counted.call_as_new_process(1)
     assert counted.calls == 2
 
 
@@ -267,14 +271,14 @@ def test_a_folder_of_another_user_or_a_link_is_not_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted()
-    counted.again(1)
+    counted.call_as_new_process(1)
     with monkeypatch.context() as context:
         context.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-        counted.again(1)
+        counted.call_as_new_process(1)
     assert counted.calls == 2
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to("elsewhere")
-    counted.again(1)
+    counted.call_as_new_process(1)
     assert counted.calls == 3
 
 
@@ -289,11 +293,11 @@ def test_a_place_that_cannot_be_made_is_no_error(
     for place in places:
         with monkeypatch.context() as context:
             context.setattr(_cache, "cache_folder", lambda place=place: Path(place))
-            assert counted.again(1) == (1,)
+            assert counted.call_as_new_process(1) == (1,)
     monkeypatch.delenv("FASTFED_CACHE")
     monkeypatch.setenv("HOME", "/proc/none")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    counted.again(1)
+    counted.call_as_new_process(1)
     assert counted.calls == len(places) + 1
 
 
@@ -303,7 +307,7 @@ def test_a_read_only_or_full_disk_is_no_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, step: str
 ) -> None:
     counted = Counted()
-    counted.again(0)
+    counted.call_as_new_process(0)
 
     def fails(*arguments: Any, **named: Any) -> Any:
         """Fail as a disk does."""
@@ -314,12 +318,12 @@ def test_a_read_only_or_full_disk_is_no_error(
             context.setattr(_cache, "open", partial(_Full, code), raising=False)
         else:
             context.setattr(os, step, fails)
-        assert counted.again(1) == (1,)
+        assert counted.call_as_new_process(1) == (1,)
         assert counted.cached(2) == (2,)  # not even tried
     assert counted.calls == 3
     assert len(list(folder.iterdir())) == 1, "no temporary file is left"
-    assert counted.again(1) == (1,)
-    counted.again(1)
+    assert counted.call_as_new_process(1) == (1,)
+    counted.call_as_new_process(1)
     assert counted.calls == 4
 
 
@@ -348,20 +352,20 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_cache._files, "written", 0)
     old = time.time() - 1000.0
     for n in range(40):
-        counted.again(n)
+        counted.call_as_new_process(n)
         for path in folder.iterdir():
             if path.stat().st_mtime > old + 500.0:
                 os.utime(path, (old + n, old + n))
-        counted.again(0)  # used lately, so kept
+        counted.call_as_new_process(0)  # used lately, so kept
     assert len(list(folder.iterdir())) <= 10
     calls = counted.calls
-    counted.again(0)
-    counted.again(39)
+    counted.call_as_new_process(0)
+    counted.call_as_new_process(39)
     assert counted.calls == calls
     monkeypatch.setattr(_cache, "MAX_FILE_BYTES", 1000)
     large = Counted(lambda n: np.zeros(n))
-    large.again(1000)
-    large.again(1000)
+    large.call_as_new_process(1000)
+    large.call_as_new_process(1000)
     assert large.calls == 2
     monkeypatch.setattr(_cache, "MAX_TOTAL_BYTES", 0)
     left = folder / ".left"
@@ -402,5 +406,5 @@ def test_a_result_that_is_quickly_computed_is_not_stored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cache, "MIN_SECONDS", 10.0)
-    Counted().again(1)
+    Counted().call_as_new_process(1)
     assert not list(folder.iterdir())

@@ -88,8 +88,7 @@ def test_epsilon_covers_every_change() -> None:
 
 
 def test_private_range_under_replacement() -> None:
-    """Brute force: replacing one of the data changes costs by at most 1, and the log ratio by less
-    than epsilon."""
+    """Brute force: replacing one value changes each log probability by at most epsilon."""
     mechanism, midpoints = Exponential(1.0), np.array([-0.75, -0.25, 0.25, 0.75])
     values = [-1.0, -0.5, 0.0, 0.5, 1.0]
     laws = {}

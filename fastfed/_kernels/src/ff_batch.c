@@ -439,7 +439,8 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
             ff_scores(&actions, w, estimate, radius, second_radius, d, scratch + d, job_scores);
             is_moderate = trusted || ff_all_finite(job_scores, sets->actions);
         } else {
-            /* An action whose score overflows would be chosen. */
+            /* An action whose score overflows would have the largest score, so it is enough to
+             * check the chosen action. ff_select writes its features to `scratch`. */
             index[job] = ff_select(&actions, w, estimate, radius, second_radius, d, scratch + d,
                                    scratch);
             is_moderate = sum_of_squares(scratch, d) < MODERATE_SQUARE;

@@ -102,8 +102,8 @@ int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int6
     return switches;
 }
 
-/* Compute the exponents of Hedge for losses of first, .., first + n - 1 units more than the best
- * expert's. */
+/* Compute n exponents of Hedge: exponent j is for an expert whose loss exceeds the best expert's
+ * loss by `first` + j units. */
 void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
                         double *exponents)
 {

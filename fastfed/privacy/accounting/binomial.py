@@ -24,7 +24,7 @@ from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 # The noise is X ~ Bin(trials, 1/4). The release is X plus an integer that depends on the data.
 
 #: Probability of a one in the noise bits (zhou-chowdhury-2024, Appendix F.2, p).
-ONES = 0.25
+COIN_P = 0.25
 #: Up to this number of trials, all probabilities are tabulated; above, closed-form bounds are used.
 TABLE_TRIALS = 2**24
 # exp(-745) underflows: probabilities this far below the largest one count as zero.
@@ -34,7 +34,7 @@ _LOG_SMALLEST = 745.0
 _ROUNDING = 1e-7
 
 
-def masses(trials: int, p: float = ONES) -> tuple[int, np.ndarray, np.ndarray]:
+def masses(trials: int, p: float = COIN_P) -> tuple[int, np.ndarray, np.ndarray]:
     """Tabulate the distribution of X ~ Bin(trials, p).
 
     The table is built from the mode outwards by ratios of neighbouring probabilities, so that no
@@ -80,7 +80,7 @@ def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float
     return float(np.sum(mass[is_above] * -np.expm1(epsilon - loss[is_above])))
 
 
-def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = ONES) -> float:
+def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = COIN_P) -> float:
     """Compute delta at epsilon of binomial noise that hides a shift: of X against X + shift.
 
     X ~ Bin(trials, p), with trials >= 0 and 0 < p < 1. The shift is an integer of either sign, and
@@ -97,7 +97,7 @@ def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = O
     if shift > trials:
         return 1.0
     if trials > TABLE_TRIALS:
-        if p != ONES:
+        if p != COIN_P:
             raise InputError(f"p must be 0.25 when trials > {TABLE_TRIALS}, got {p:g}")
         return VectorSumAccount([(trials, shift)], 1, integers=True).delta(epsilon)
     # X - shift against X is Y + shift against Y for Y = trials - X, which is Bin(trials, 1 - p).
@@ -253,7 +253,7 @@ class Probits:
         #   e^{n H((k-1)/n) - n H(k/n)} <= p (n - a) / (q a).
         # To the right (k - 1 >= n p, k <= b) the same holds with (k + 1). For the two or three k in
         # between, |x|^2 <= 2 n H <= 2 (2^2) / (n p q). On the left, k (n - k) >= a (n - a).
-        n, p, q = float(self.trials), ONES, 1.0 - ONES
+        n, p, q = float(self.trials), COIN_P, 1.0 - COIN_P
         if not 0.0 < tail < 0.5 or self.trials < TABLE_TRIALS:
             return _NO_WINDOW
         s, z = math.sqrt(n * p * q), -float(ndtri(tail))  # the std of X, and a normal quantile

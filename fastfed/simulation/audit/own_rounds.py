@@ -93,10 +93,10 @@ class Users:
 
 
 def outsider_view(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users) -> bytes:
-    """Run a federation, and return everything that outsiders of silo 0 see, as bytes.
+    """Run a federation, and return all that is visible outside silo 0, as bytes.
 
-    These are the silos' messages, the releases and the actions of other silos. ``kind`` is the
-    class of silos.
+    Visible are the messages of all silos, the releases and the actions of the other silos.
+    ``kind`` is the class of the silos.
     """
     silos, server = [kind(plan, i, noise) for i in range(SILOS)], Server(plan, noise)
     view: list[bytes] = []
