@@ -15,7 +15,7 @@ import msgspec
 from fastfed._cache import cached
 from fastfed._validate import InputError, choice, integer, number
 from fastfed.privacy.accounting.binomial import (
-    ONES,
+    COIN_P,
     TAIL_SHARES,
     Node,
     Probits,
@@ -56,7 +56,7 @@ _SOURCE = {
     "composition over nodes",
 }
 #: Variance of one noise bit.
-VARIANCE = ONES * (1.0 - ONES)
+VARIANCE = COIN_P * (1.0 - COIN_P)
 # "exact" raises g until the noise std is at least this many encoding levels. The binomial's
 # skewness then costs less than 2 % of noise at every usual budget.
 EXACT_LEVELS = 150.0
