@@ -35,10 +35,10 @@ counts). Whatever the shuffler does, each bit has the pure epsilon of `user_bit`
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
+from fastfed._cache import cached
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Condition, Side, noise_claim
 from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
@@ -55,7 +55,7 @@ _MIN_DELTA = 1e-200
 _SOURCE = "the number of ones of a batch of randomised responses (Warner 1965), exact for counts"
 
 
-@lru_cache(maxsize=256)
+@cached
 def epsilon_of_count(flips: int, users: int, delta: float) -> float:
     """Compute the epsilon of the number of ones in a batch, at delta.
 
@@ -167,13 +167,19 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
         For a different unit or relation, and if delta is 0 or epsilon too small.
     """
     number("delta", budget.delta, above=0.0, below=1.0)
+    return BitCounts(_least_flips(budget.epsilon, budget.delta, users), budget, users=users)
+
+
+@cached
+def _least_flips(epsilon: float, delta: float, users: int) -> int:
+    """Return the number of flips of `calibrate_counts`."""
     # In every step, `low` flips do not meet the budget and `high` flips do.
-    low, high = 0, flips_of(budget.epsilon)
+    low, high = 0, flips_of(epsilon)
     while high - low > max(1, int(1e-6 * high)):
         # Halve the logarithm: the number of flips may be small.
         middle = max(low + 1, math.isqrt(max(low, 1) * high))
-        low, high = (low, middle) if _meets(budget, middle, users) else (middle, high)
-    return BitCounts(high, budget, users=users)
+        low, high = (low, middle) if _meets(epsilon, delta, middle, users) else (middle, high)
+    return high
 
 
 def users_for(budget: Budget, flips: int) -> int:
@@ -181,22 +187,28 @@ def users_for(budget: Budget, flips: int) -> int:
 
     It is 1 if single bits meet the budget, and at most 32 768, even if more users are needed.
     """
+    return _least_users(budget.epsilon, budget.delta, flips)
+
+
+@cached
+def _least_users(epsilon: float, delta: float, flips: int) -> int:
+    """Return the number of users of `users_for`."""
     low, high = 0, _MAX_USERS
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _meets(budget, flips, middle) else (middle, high)
+        low, high = (low, middle) if _meets(epsilon, delta, flips, middle) else (middle, high)
     return high
 
 
-def _meets(budget: Budget, flips: int, users: int) -> bool:
-    """Return True if the number of ones of a batch meets the budget."""
-    if epsilon_of(flips) <= budget.epsilon:
+def _meets(epsilon: float, delta: float, flips: int, users: int) -> bool:
+    """Return True if the number of ones of a batch meets the budget (epsilon, delta)."""
+    if epsilon_of(flips) <= epsilon:
         return True
-    if budget.delta < _MIN_DELTA:
+    if delta < _MIN_DELTA:
         return False
-    laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), budget.delta)
+    laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), delta)
     # `epsilon_of_count` may exceed the epsilon at which it meets delta by a relative 1e-12.
-    return _delta(laws, budget.epsilon * (1.0 - 1e-11), budget.delta) <= budget.delta
+    return _delta(laws, epsilon * (1.0 - 1e-11), delta) <= delta
 
 
 def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
