@@ -37,9 +37,9 @@ def ordinary_cases(cases: Iterable, ordinary: Callable[..., bool]) -> list:
     return parameters
 
 
-def keys_of(sizes: dict) -> dict:
-    """Return those keys of a problem that belong to its curve's table."""
-    return {key: value for key, value in sizes.items() if key not in SIZES}
+def curve_keys(keys: dict) -> dict:
+    """Return the keys that belong in the table of a curve: all but the sizes of the problem."""
+    return {key: value for key, value in keys.items() if key not in SIZES}
 
 
 def curve(protocol: str, **keys) -> dict:

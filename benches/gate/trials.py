@@ -83,7 +83,7 @@ PLANTS = {
     "python": Plant(
         "fastfed/experts/baselines.py",
         "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 ",
-        "        for _ in range(2900):\n            pass\n"
+        "        for _ in range(5800):\n            pass\n"
         "        return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 ",
         "system hedge",
     ),

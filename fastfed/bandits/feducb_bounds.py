@@ -353,9 +353,9 @@ def theorem_1(
 def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
     """Return the bound in the proof of Theorem 1 for any threshold D.
 
-    The bound is 2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. The
-    order is proven under the conditions of `beta_bar`. The constant ignores the round in which the
-    trigger fires.
+    The bound is 2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. Its
+    order is proven under the conditions of `beta_bar`. Its constant does not count the round in
+    which the trigger fires.
 
     Here D is ``threshold`` and beta_bar ``radius``. T, M and d are in ``sizes``, and G is
     ``sizes.log_growth``.

@@ -148,8 +148,8 @@ class Rounds:
     def probabilities(self, rounds: range, silo: int, theta: np.ndarray, top: int) -> np.ndarray:
         """Return the probability of the logged action under a policy, shape (len(rounds),).
 
-        The policy chooses uniformly among the ``top`` actions of the largest <x, theta>. Of equal
-        scores, the first actions are the largest.
+        The policy chooses uniformly among the ``top`` actions of the largest <x, theta>. Ties are
+        broken in favour of the first action.
         """
         z, chosen = self.z[rounds.start : rounds.stop], self.chosen[rounds.start : rounds.stop]
         result = np.zeros(len(rounds))

@@ -278,7 +278,7 @@ def environment_table(path: str | Path, changes: Mapping[str, Any] | None = None
 
 
 def file_or_figure(path: str | Path) -> Path:
-    """Return the path of a spec: that of a figure if this is its id and no file has this name."""
+    """Return ``path``, or the path of a figure's spec if ``path`` is its id and no file exists."""
     path = Path(path)
     return FOLDER / f"{path}.toml" if str(path) in figure_ids() and not path.exists() else path
 

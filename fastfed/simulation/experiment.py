@@ -224,8 +224,8 @@ class Experiment:
 
     def identity(self) -> dict[str, Any]:
         """Return as plain data all values that determine the results of a replicate."""
-        # Values at the default that old versions of fastfed imply are left out, so that identities
-        # of old stores stay equal.
+        # New keys are left out while they have the value that earlier versions of fastfed implied,
+        # so that the identities of old stores do not change.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         revisions = {c.label: c.revision for c in self.curves if c.revision > 1}

@@ -144,7 +144,7 @@ def check_against_oracle(environment, sizes, **changes):
     """Run a curve and replay it; check that regret, choices and totals agree."""
     # The papers' algorithms choose the largest bound.
     changes = {"sieve": 1.0, **changes}
-    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **changes)
+    table = problems.curve(sizes["protocol"], **problems.curve_keys(sizes), **changes)
     experiment = make_experiment(
         name="oracle", environment=environment, curves=[table], horizon=sizes["horizon"],
         silos=sizes["silos"], seed=3, checkpoints=sizes["horizon"],

@@ -169,7 +169,7 @@ def test_both_drivers_agree_bit_for_bit(sizes):
 def test_drivers_agree_for_a_single_agent(sizes):
     keys = {key: value for key, value in sizes.items() if key != "silos"}
     environment = Sphere(dimension=sizes["dimension"], actions=sizes["actions"])
-    curve = problems.curve(sizes["protocol"], **problems.keys_of(keys), score="thompson")
+    curve = problems.curve(sizes["protocol"], **problems.curve_keys(keys), score="thompson")
     e = make_experiment(
         name="agent", environment=environment, curves=[curve], horizon=sizes["horizon"], silos=1
     )

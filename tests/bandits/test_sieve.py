@@ -168,8 +168,9 @@ def test_the_choice_is_that_of_the_definition(d: int, actions: int, dtype: type)
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("d", [1, 2, 7, 23, 135])
-def test_degenerate_actions_are_chosen_by_the_definition(d: int, dtype: type) -> None:
-    """Use equal rows, rows of zeros, very large and small rows, and V a multiple of I."""
+def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: type) -> None:
+    """Use equal rows, rows of zeros, and very large and small rows; also a V that is a multiple of
+    I."""
     rng = np.random.default_rng(d)
     for seed in range(20):
         w = lower(d, seed, 2.0)

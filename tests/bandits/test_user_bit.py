@@ -302,7 +302,7 @@ CORNERS = {
 def corner(sizes: dict[str, Any], environment: Any = Sphere, **keys: Any) -> Any:
     """Return the experiment of a corner case."""
     world = environment(dimension=sizes["dimension"], actions=sizes["actions"])
-    table = problems.keys_of(sizes) | keys
+    table = problems.curve_keys(sizes) | keys
     return experiment(world, sizes["silos"], sizes["horizon"], **table)
 
 

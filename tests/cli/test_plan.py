@@ -256,7 +256,7 @@ def test_few_silos_stand_for_many(
         scaled_plan(candidate.plan, contender.node, 10), contender.environment(environment, 6.0), 16
     )
     summed = regrets(scaled_plan(candidate.plan, contender.node, 60), environment, 16)
-    # Ten silos as they are, with a radius made for sixty, are another law: the check can fail.
+    # Ten silos with the radius of sixty have a different regret, so the check detects wrong scales.
     naive = regrets(replace(candidate.plan, silos=10), environment, 16)
     for other in (few, summed):
         spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, other)))

@@ -60,7 +60,7 @@ def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
     assert silo.party.lost == {1: bytes(32)}
 
 
-def test_a_session_is_durable_before_it_is_sent_also_for_a_lost_report():
+def test_a_session_is_stored_before_it_is_sent_even_after_a_lost_report():
     deployment = running(federation.MASKS)
     silo = deployment.processes["silo0"]
     deployment.now = float(deployment.plan.document.calendar.closes[0])

@@ -68,7 +68,7 @@ def serve(deployment, tick, names=None, reward=0.5):
 
 
 def started(clock, protocol="silo-ldp", **more):
-    """Return a federation with clocks that all parties have joined."""
+    """Return a federation whose silos have their own clocks, after all parties have joined."""
     deployment = federation.Federation(clocked(clock, protocol, **more))
     deployment.settle()
     return deployment

@@ -396,7 +396,7 @@ SPAN = {"time": "when", "begin": "2023-01-01", "until": "2024-01-01"}
 
 
 @pytest.mark.parametrize("pattern", ["YYYY-MM-DD", "dd.mm.yyyy", "%d.%m", "%H:%M", "%Q", "%"])
-def test_a_time_format_is_checked_once(tmp_path, pattern):
+def test_an_invalid_time_format_is_refused(tmp_path, pattern):
     with pytest.raises(InputError, match="time_format must be"):
         deployed(tmp_path, HEAD[:-1] + ",when\n30,,no,1,2023-02-01\n", **SPAN, time_format=pattern)
 

@@ -30,7 +30,7 @@ SEED = 3
 
 def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
     """Return the experiment of a case."""
-    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
+    table = problems.curve(sizes["protocol"], **problems.curve_keys(sizes), **more)
     centred = "reward_centre" in table
     sphere = Sphere(sizes["dimension"], sizes["actions"], intercept=3.0 if centred else 1.0)
     return make_experiment(

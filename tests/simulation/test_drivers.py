@@ -13,7 +13,7 @@ from fastfed.simulation.experiment import make_experiment
 
 def experiment(environment, sizes, **more):
     """Return an experiment of one curve from a problem (see problems.py)."""
-    table = problems.curve(sizes["protocol"], **problems.keys_of(sizes), **more)
+    table = problems.curve(sizes["protocol"], **problems.curve_keys(sizes), **more)
     return make_experiment(
         name="drivers",
         environment=environment,
