@@ -54,6 +54,7 @@ cdef extern from "ff_linalg.h" nogil:
     void ff_rank_one(double *gram, double *bias, const double *x, double y, int64_t d)
     void ff_sherman_morrison(double *inverse, const double *x, int64_t d, double *scratch)
     int ff_clip_norm(double *x, int64_t d, double bound)
+    int64_t ff_inverse_norm_scratch(int64_t d)
     double ff_inverse_norm(const double *w, int64_t d, double *scratch)
 
 cdef extern from "ff_scores.h" nogil:

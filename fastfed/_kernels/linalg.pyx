@@ -339,7 +339,7 @@ cdef class FixedModel:
         """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
         cdef int64_t d = self.w.shape[0]
         cdef ff_actions view = view_of(self.rows)
-        cdef double[::1] scratch = np.empty(3 * d * d + 8 * d + 8)
+        cdef double[::1] scratch = np.empty(d * d + ff_inverse_norm_scratch(d))
         return ff_fixed_inverse_norm(&self.model[0], &view, &self.w[0, 0], d, &scratch[0])
 
     def parts(self):
@@ -351,7 +351,7 @@ cdef class FixedModel:
 def inverse_norm(const double[:, ::1] w):
     """Return an upper bound on the largest eigenvalue of V^-1."""
     cdef int64_t d = w.shape[0]
-    cdef double[::1] scratch = np.empty(2 * d * d + 8 * d + 8)
+    cdef double[::1] scratch = np.empty(ff_inverse_norm_scratch(d))
     return ff_inverse_norm(&w[0, 0], d, &scratch[0])
 
 

@@ -52,7 +52,7 @@ int ff_fixed_is_clipped(const double *model);
 
 /* Return an upper bound on the largest eigenvalue of V^{-1} (ff_inverse_norm). w: the W of
  * ff_fixed_make. Returns INFINITY if K < d, since V does not grow outside the span of the actions,
- * and if W is not a multiple of I. scratch: 3 d^2 + 8 d + 8 doubles. */
+ * and if W is not a multiple of I. scratch: d^2 doubles, and those of ff_inverse_norm. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch);
 

@@ -636,68 +636,58 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
     return largest > 0.0 || square > bound * bound * (1.0 + 1e-6);
 }
 
-/* Number of rows of the left matrix that are multiplied together: their sums fit into registers. */
-#define GROUP (VECTORS == 4 ? ROWS / 2 : ROWS)
+/* Number of rows of a tile: its sums fill eight registers. A tile has PANEL columns. */
+#define TILE (PANEL / VECTORS)
 
-PRODUCT(product_group, double, lanes, VECTORS, GROUP)
-PRODUCT(product_row, double, lanes, VECTORS, 1)
-
-/* Copy n rows of `width` <= PANEL numbers; rows are `to_step` and `from_step` apart. */
-FF_INLINE void copy_columns(const double *restrict from, int64_t from_step, int64_t n,
-                            int64_t width, int64_t to_step, double *restrict to)
+/* Compute X Y, which is symmetric, into `out`. All matrices are (n, n), aligned, and n is a multiple
+ * of PANEL. Entry (i, k) of X is x[i row_step + k column_step]. With `upper`, X is upper
+ * triangular. */
+FF_INLINE void symmetric_product(const double *restrict x, int64_t row_step, int64_t column_step,
+                                 int upper, const double *restrict y, int64_t n,
+                                 double *restrict out)
 {
-    for (int64_t i = 0; i < n; i++)
-        if (width == PANEL)
-            memcpy(to + i * to_step, from + i * from_step, PANEL * sizeof(double));
-        else
-            for (int64_t j = 0; j < width; j++)
-                to[i * to_step + j] = from[i * from_step + j];
-}
-
-/* Compute X Y, which is symmetric, into `out`; all matrices are (d, d). With `upper`, X is upper
- * triangular. panel (d, PANEL), aligned: scratch. */
-static void symmetric_product(const double *restrict x, const double *restrict y, int upper,
-                              int64_t d, double *restrict panel, double *restrict out)
-{
-    memset(panel, 0, (size_t)(PANEL * d) * sizeof(double));
-    for (int64_t first = 0; first < d; first += PANEL) {
-        const int64_t width = d - first < PANEL ? d - first : PANEL;
-        copy_columns(y + first, d, d, width, PANEL, panel);
-        for (int64_t i = first; i < d;) {
-            const int64_t n = i + GROUP <= d ? GROUP : 1, k = upper ? i : 0;
-            double sum[GROUP * PANEL];
-            if (n == GROUP)
-                product_group(x + i * d + k, d, d - k, panel + k * PANEL, (lanes *)sum);
-            else
-                product_row(x + i * d + k, d, d - k, panel + k * PANEL, (lanes *)sum);
-            copy_columns(sum, PANEL, n, width, d, out + i * d + first);
-            i += n;
+    for (int64_t first = 0; first < n; first += PANEL)
+        for (int64_t i = first; i < n; i += TILE) {
+            lanes sum[TILE][VECTORS];
+            for (int r = 0; r < TILE; r++)
+                for (int v = 0; v < VECTORS; v++)
+                    sum[r][v] = (lanes){0};
+            for (int64_t k = upper ? i : 0; k < n; k++) {
+                const double *left = x + i * row_step + k * column_step;
+                const lanes *right = (const lanes *)(y + k * n + first);
+                for (int r = 0; r < TILE; r++)
+                    for (int v = 0; v < VECTORS; v++)
+                        sum[r][v] += left[r * row_step] * right[v];
+            }
+            for (int r = 0; r < TILE; r++)
+                memcpy(out + (i + r) * n + first, sum[r], sizeof sum[r]);
         }
-    }
-    for (int64_t i = 0; i < d; i++)
+    for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < i; j++)
-            out[j * d + i] = out[i * d + j];
+            out[j * n + i] = out[i * n + j];
 }
 
 /* Return an upper bound on the largest eigenvalue of A = V^{-1} = W'W: (trace A^8)^(1/8). */
 double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scratch)
 {
-    double *panel = aligned(scratch), *a = panel + PANEL * d, *b = a + d * d;
-    double scale = 0.0, square = 0.0;
+    /* Matrices are padded with zeros to n rows and columns. */
+    const int64_t n = (d + PANEL - 1) / PANEL * PANEL;
+    double *a = aligned(scratch), *b = a + n * n, scale = 0.0, square = 0.0;
+    memset(b, 0, (size_t)(n * n) * sizeof(double));
     for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < d; j++)
-            b[j * d + i] = w[i * d + j];
-    symmetric_product(b, w, 1, d, panel, a);
+        memcpy(b + i * n, w + i * d, (size_t)(i + 1) * sizeof(double));
+    symmetric_product(b, 1, n, 1, b, n, a);
     /* Divide A by its trace, so that the powers do not underflow. */
     for (int64_t i = 0; i < d; i++)
-        scale += a[i * d + i];
-    for (int64_t i = 0; i < d * d; i++)
+        scale += a[i * n + i];
+    for (int64_t i = 0; i < d * n; i++)
         a[i] /= scale;
-    symmetric_product(a, a, 0, d, panel, b);
-    symmetric_product(b, b, 0, d, panel, a);
+    symmetric_product(a, n, 1, 0, a, n, b);
+    symmetric_product(b, n, 1, 0, b, n, a);
     /* The trace of A^8 is the sum of the squared entries of A^4. */
-    for (int64_t i = 0; i < d * d; i++)
-        square += a[i] * a[i];
+    for (int64_t i = 0; i < d; i++)
+        for (int64_t j = 0; j < d; j++)
+            square += a[i * n + j] * a[i * n + j];
     /* The last factor covers rounding error. */
     return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
 }

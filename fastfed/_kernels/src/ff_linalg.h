@@ -69,8 +69,11 @@ void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int
 /* Scale x (d) to norm <= bound. Returns 1 if the norm exceeded the bound by more than rounding. */
 int ff_clip_norm(double *restrict x, int64_t d, double bound);
 
+/* Return the number of doubles of scratch of ff_inverse_norm. */
+FF_INLINE int64_t ff_inverse_norm_scratch(int64_t d) { return 2 * (d + 7) * (d + 7) + 8; }
+
 /* Return an upper bound on the largest eigenvalue of V^{-1} = W'W: the eighth root of the trace of
- * its eighth power. scratch: 2 d^2 + 8 d + 8 doubles. */
+ * its eighth power. */
 double ff_inverse_norm(const double *w, int64_t d, double *scratch);
 
 #endif

@@ -296,7 +296,7 @@ FF_INLINE ff_parts ff_cut(double *scratch, const ff_run *run)
     p.trigger = p.packed + ff_packed(d) + 2 * d;
     p.point = p.trigger + ff_trigger_scratch(d);
     p.bound = p.point + ff_statistic(d);
-    p.belief = p.bound + 3 * d * d + 8 * d + 8;
+    p.belief = p.bound + d * d + ff_inverse_norm_scratch(d);
     p.pending = p.belief + run->belief_scratch;
     p.random = (uint32_t *)(p.pending + run->curve_count * PENDING * (d + 1) + 8);
     return p;
@@ -309,7 +309,7 @@ FF_INLINE int64_t ff_run_scratch(int64_t actions, int64_t d, int64_t levels, int
 {
     return ff_fill_capacity(actions, d) + actions + ff_score_scratch(d, actions) + 6 * d +
            ff_noise_capacity(d) + ff_packed(d) + 2 * d + ff_trigger_scratch(d) + ff_statistic(d) +
-           3 * d * d + 8 * d + 8 +
+           d * d + ff_inverse_norm_scratch(d) +
            curves * PENDING * (d + 1) + 8 +
            ff_random_u32_capacity(levels * ff_statistic(d)) / 2 + 16;
 }
