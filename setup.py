@@ -1,17 +1,19 @@
-"""Build of the compiled core; everything else stands in pyproject.toml.
+"""Build the compiled core. Everything else is in pyproject.toml.
 
-Files with loops that vectorise are compiled once for each level of x86-64, and ff_levels.c chooses
-among them when the package is imported. That needs gcc or clang; elsewhere, and on other
-processors, there is one level. Threads (pthreads and C11 atomics) are probed. Without either the
-build is slower and gives the same bits; the build log and `fastfed doctor` say which it was.
+Files with loops that vectorise are compiled once for each level of x86-64 (`LEVELS`), and
+ff_levels.c chooses a level when the package is imported. Levels need gcc or clang; other compilers
+and other processors get one level. Threads are used if a test program with pthreads and C11 atomics
+compiles. Without levels or threads, the package is slower and computes the same bits. The build log
+and `fastfed doctor` show what was built.
 
-All bindings and all C files become one shared object, `fastfed._kernels._native`, which
-`fastfed/_kernels/__init__.py` loads the modules from.
+All bindings and all C files become one shared object, `fastfed._kernels._native`.
+`fastfed/_kernels/__init__.py` loads the modules from it.
 
-`FASTFED_BUILD`, in the environment, takes words: `abi3` makes one wheel for this Python and all
-later ones (with a GIL: others have another ABI); `plain` leaves optimization and processor to CC
-and CFLAGS, `checked` has Cython check indices, None and overflow, and both are for
-scripts/sanitize.
+The environment variable `FASTFED_BUILD` may contain these words:
+
+- `abi3` makes one wheel for this Python and all later versions that have a GIL.
+- `plain` uses only the optimization and the processor that CC and CFLAGS name (scripts/sanitize).
+- `checked` lets Cython check indices, None and overflow (scripts/sanitize).
 """
 
 import os
@@ -32,7 +34,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = Path("fastfed") / "_kernels"
-#: One module each; `_native` is the shared object itself.
+#: Names of the Cython modules; `_native` is the shared object itself.
 BINDINGS = (
     "_native",
     "rng",
@@ -44,12 +46,13 @@ BINDINGS = (
     "experts",
     "driver",
 )
-#: The module of what Cython needs for views of arrays, which the bindings share.
+#: The module with Cython's code for views of arrays, which the bindings share.
 VIEWS = "fastfed._kernels._views"
-#: Bindings whose calls do much work each, so that the time of the call itself does not matter.
+#: Bindings whose functions do much work in each call: the overhead of a call does not matter.
 LONG_CALLS = {"_native", "driver", "experts", "losses"}
-#: Compiled once for each level. Screening alone may fuse multiplications and additions: what it
-#: keeps is scored exactly.
+#: Files that are compiled once for each level. In EXACT files, multiplications and additions are
+#: not fused, so all levels compute the same bits. In FUSED files they may be fused: these files
+#: only screen actions, and the remaining actions are scored exactly.
 EXACT = (
     "aggregation",
     "batch",
@@ -67,8 +70,8 @@ EXACT = (
     "scores",
 )
 FUSED = ("screen_f32", "screen_f32_small")
-#: Those whose vectors are written by instructions (ff_wide.h). At v4 they are for processors that
-#: have WIDER as well; on others of that level their v3 runs.
+#: Files that call instructions of the processor directly (ff_wide.h). Their v4 is compiled with the
+#: flags WIDER too; a v4 processor without these instructions runs their v3.
 WIDE = (
     "bonus_bounds",
     "bonus_cache",
@@ -80,22 +83,23 @@ WIDE = (
     "screen_i16_factor",
 )
 WIDER = {"v4": ["-mavx512vnni"]}
-#: Chooses among the levels, whose functions end in these names; base is as CC and CFLAGS have it.
+#: The file that chooses the level. The names of a level's functions end in the level's name.
+#: "base" has only the flags of CC and CFLAGS.
 CHOICE = KERNELS / "src" / "ff_levels.c"
 LEVELS = {"v4": ["-march=x86-64-v4"], "v3": ["-march=x86-64-v3"], "base": []}
 WORDS = os.environ.get("FASTFED_BUILD", "").split()
 PLAIN = "plain" in WORDS
-#: One wheel for this Python and all later ones, which costs every view of an array some 60 ns.
+#: Build one wheel for this Python and all later ones. Every view of an array then takes 60 ns more.
 ABI3 = "abi3" in WORDS
 ABI3_MACROS = [("Py_LIMITED_API", "0x030B0000")] if ABI3 else []
-#: An index below zero counts as outside, checked or not.
+#: A negative index is out of range, with and without checks.
 DIRECTIVES = {"language_level": 3, "wraparound": False} | dict.fromkeys(
     ("boundscheck", "initializedcheck", "nonecheck", "overflowcheck"), "checked" in WORDS
 )
-#: Importing fastfed leaves the GIL off where Python has none (docs/sharp-edges.md, Threads).
+#: Importing fastfed does not switch the GIL on in a Python without a GIL (docs/sharp-edges.md).
 DIRECTIVES["freethreading_compatible"] = True
 
-#: What ff_levels.c is made of, compiled with the highest level's flags.
+#: A program with all that ff_levels.c needs from a compiler.
 LEVELS_PROBE = """
 #include <cpuid.h>
 int twice_base(int x) { return 2 * x; }
@@ -132,14 +136,14 @@ CLANG_PROBE = """
 
 class BuildKernels(build_ext):
     def spelled(self, flags: Iterable[str]) -> list[str]:
-        """Flags of gcc and clang, as clang-cl wants them."""
+        """Return flags of gcc and clang in the form that the compiler understands."""
         return [f"/clang:{flag}" if self.msvc() else flag for flag in flags]
 
     def msvc(self) -> bool:
         return self.compiler.compiler_type == "msvc"
 
     def compiles(self, source: str, *flags: str) -> bool:
-        """Whether a small program compiles, without warnings, and links with these flags."""
+        """Return whether a program compiles with these flags, without warnings, and links."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "probe.c"
             file.write_text(source)
@@ -162,11 +166,12 @@ class BuildKernels(build_ext):
         threads = [macro for macro in macros if macro[0] == "FF_THREADS"]
         wrappers, native.sources = native.sources, []
         native.depends += wrappers
-        # The wrappers take longer than all else, so they are compiled side by side.
+        # The wrappers take longest. They are compiled in parallel.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             parts = []
             for one in map(Path, wrappers):
-                # They only convert and call: less optimization halves their time, changes no bit.
+                # Wrappers only convert arguments and call C. Less optimization halves the time
+                # of compiling them, and does not change results.
                 less = "-Og" if one.stem in LONG_CALLS else "-O1"
                 flags = [flag.replace("-O3", less) for flag in compile_args]
                 parts.append(pool.submit(self.objects, "", [one], flags, macros))
@@ -180,7 +185,8 @@ class BuildKernels(build_ext):
                 parts.append(pool.submit(self.levelled, "", compile_args, threads))
             for part in parts:
                 native.extra_objects += part.result()
-        # Of another kind of build: Python might load it first, and a wheel would hold both.
+        # Delete the shared object of a different kind of build: Python might load it first, and a
+        # wheel would contain both.
         target = Path(self.get_ext_fullpath(native.name))
         for suffix in EXTENSION_SUFFIXES:
             other = target.with_name("_native" + suffix)
@@ -189,7 +195,7 @@ class BuildKernels(build_ext):
         super().build_extensions()
 
     def renamed(self, level: str, names: list[str], file: str) -> list[str]:
-        """A header that gives a level's functions names of their own."""
+        """Write a header that appends the level to the names of functions; return its flags."""
         if not level:
             return []
         header = Path(self.build_temp) / level / file
@@ -198,16 +204,18 @@ class BuildKernels(build_ext):
         return self.spelled([f"-include{header}"])
 
     def levelled(self, level: str, flags: list[str], macros: list[tuple[str, str]]) -> list[str]:
-        """The objects of the files that are compiled for each level, in a folder of its name."""
+        """Compile all files with levels for one level; return the paths of the objects."""
         names = listed("EACH_OF", (*EXACT, *FUSED))
         wide = listed("EACH_WIDE|EACH_WITHIN", WIDE)
         own = [*flags, *self.renamed(level, names, "names.h")]
-        # By name, for compilers differ in what they fuse when nothing is said.
+        # Name the option, because the defaults of compilers differ.
         fusing = [flag.replace("contract=off", "contract=fast") for flag in own]
-        # These call each other at their own level, and others call what the processor has.
+        # Wide files call one another at the same level. Other files call the level that
+        # ff_levels.c has chosen.
         wider = self.spelled(WIDER.get(level, []))
         wider = [*flags, *wider, *self.renamed(level, names + wide, "wide_names.h")]
-        # As one file, because the compiler's header of instructions takes longer than their code.
+        # Compile the wide files as one file: the compiler's header of instructions takes longer
+        # than their code.
         together = Path(self.build_temp) / level / "wide.c"
         together.parent.mkdir(parents=True, exist_ok=True)
         together.write_text("".join(f'#include "{path(name).name}"\n' for name in WIDE))
@@ -229,7 +237,7 @@ class BuildKernels(build_ext):
         )
 
     def flags(self) -> tuple[list[str], list[str], list[tuple[str, str]]]:
-        """To compile, to link, and macros."""
+        """Return the flags of the compiler, the flags of the linker, and the macros."""
         if self.msvc():
             wanted = os.environ.get("CC", "")
             if not Path(wanted).stem.startswith("clang-cl"):
@@ -237,7 +245,7 @@ class BuildKernels(build_ext):
                 return ["/O2", "/fp:precise"], [], []
             self.compiler.initialize()
             self.compiler.cc = wanted
-        # No contraction and no fast-math: the same bits on every processor.
+        # Without contraction and fast-math, results have the same bits on every processor.
         compile_args = [
             *([] if PLAIN else ["-O3"]),
             "-std=gnu11",
@@ -263,17 +271,19 @@ class BuildKernels(build_ext):
                 "its levels (same results, slower on x86-64)",
                 file=sys.stderr,
             )
-        # Left alone, it makes vectors of half a register where AVX-512 once lowered the clock.
+        # By default, clang uses vectors of 256 bits, since AVX-512 lowered the clock rate of
+        # earlier processors.
         if self.compiles(CLANG_PROBE):
             LEVELS["v4"].append("-mprefer-vector-width=512")
-        if not {"plain", "checked"} & set(WORDS):  # debug information is most of the size
+        if not {"plain", "checked"} & set(WORDS):
+            # Leave out debug information, which is most of the size.
             compile_args.append("-g0")
             link_args += [] if self.msvc() else ["-Wl,-x" if sys.platform == "darwin" else "-s"]
         return self.spelled(compile_args), link_args, macros
 
 
 def check_tools() -> None:
-    """Stop before anything is built, with one sentence, where there is no compiler or header."""
+    """Stop with one sentence, before anything is built, if the compiler or a header is missing."""
     builds = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
     if os.name == "nt" or builds.isdisjoint(sys.argv):
         return
@@ -284,7 +294,7 @@ def check_tools() -> None:
             "clang (Debian, Ubuntu: apt install build-essential python3-dev; macOS: xcode-select "
             "--install), or set CC"
         )
-    # Flags may name headers in another place.
+    # With these variables set, the headers may be in a different folder.
     elsewhere = {"CPATH", "C_INCLUDE_PATH", "CFLAGS", "CPPFLAGS"} & set(os.environ)
     if not elsewhere and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -295,19 +305,21 @@ def check_tools() -> None:
 
 
 def path(name: str) -> Path:
-    """A file of the kernels."""
+    """Return the path of a C file of the kernels."""
     return KERNELS / "src" / f"ff_{name}.c"
 
 
 def once() -> list[Path]:
-    """The files that are compiled once."""
+    """Return the C files without levels, which are compiled once."""
     levelled = {path(name) for name in (*EXACT, *FUSED, *WIDE)}
     return sorted({*(KERNELS / "src").glob("*.c")} - levelled)
 
 
 def listed(lists: str, files: tuple[str, ...]) -> list[str]:
-    """The functions of these files, which have levels; stops where the files and those lists of
-    ff_levels.c differ."""
+    """Return the names of all functions of some files with levels.
+
+    The names come from the lists of ff_levels.c. Exit with a message if a list and the files differ.
+    """
     text = "".join(
         body
         for _, body in re.findall(rf"#define ({lists})\(each\)((?:.*\\\n)*.*)", CHOICE.read_text())
@@ -331,7 +343,7 @@ def listed(lists: str, files: tuple[str, ...]) -> list[str]:
 
 
 def readme() -> str:
-    """README.md with links that work on the package index too."""
+    """Return the text of README.md with links that work on the package index too."""
     root = Path(__file__).parent
     text = (root / "README.md").read_text(encoding="utf-8")
     urls = tomllib.loads((root / "pyproject.toml").read_text())["project"].get("urls")
@@ -345,14 +357,14 @@ def readme() -> str:
         kind = "raw" if match[1].startswith("!") else "blob"
         return f"{match[1]}{address}/{kind}/v{version}/{match[2]}"
 
-    # No scheme, no anchor of the page itself: a file of the repository.
+    # A link without a scheme that is not an anchor is a file of the repository.
     relative = r"(!?\[[^\]]*\]\()(?![a-z]+:|#)([^)\s]+)"
     return re.sub(relative, absolute, text)
 
 
 def bindings() -> list[Extension]:
-    """One extension of all bindings."""
-    made = cythonize(
+    """Return the extension that contains all bindings."""
+    extensions = cythonize(
         [
             *(Extension(f"fastfed._kernels.{n}", [str(KERNELS / f"{n}.pyx")]) for n in BINDINGS),
             Extension(VIEWS, [str(KERNELS / "_views.c")]),
@@ -362,7 +374,7 @@ def bindings() -> list[Extension]:
     )
     native = Extension(
         "fastfed._kernels._native",
-        [source for each in made for source in each.sources],
+        [source for each in extensions for source in each.sources],
         include_dirs=[str(KERNELS / "src")],
         depends=[str(p) for p in sorted((KERNELS / "src").glob("*.[ch]"))],
         define_macros=ABI3_MACROS,

@@ -642,9 +642,9 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
 /* Compute X Y, which is symmetric, into `out`. All matrices are (n, n), aligned, and n is a multiple
  * of PANEL. Entry (i, k) of X is x[i row_step + k column_step]. With `upper`, X is upper
  * triangular. */
-FF_INLINE void symmetric_product(const double *restrict x, int64_t row_step, int64_t column_step,
-                                 int upper, const double *restrict y, int64_t n,
-                                 double *restrict out)
+static void symmetric_product(const double *restrict x, int64_t row_step, int64_t column_step,
+                              int upper, const double *restrict y, int64_t n,
+                              double *restrict out)
 {
     for (int64_t first = 0; first < n; first += PANEL)
         for (int64_t i = first; i < n; i += TILE) {
