@@ -318,7 +318,8 @@ def once() -> list[Path]:
 def listed(lists: str, files: tuple[str, ...]) -> list[str]:
     """Return the names of all functions of some files with levels.
 
-    The names come from the lists of ff_levels.c. Exit with a message if a list and the files differ.
+    The names come from the lists of ff_levels.c. Exit with a message if a list differs from the
+    files.
     """
     text = "".join(
         body
