@@ -37,8 +37,8 @@ static int half_evidence(const double *v, const double *b, double scale2, int64_
     return 0;
 }
 
-/* Compute R^2 (P, q) of one deviation into `out` (s): q, then packed P. P and q are the precision
- * and the precision times the mean that the other silos' sums give to theta:
+/* Compute R^2 (P, q) of deviation g of the grid into `out` (s): q, then packed P. The other silos'
+ * sums give theta a normal distribution with precision P and mean P^-1 q:
  *   Mat = ridge I + R^2 A + spread A^2,  P = A Mat^-1 A + prior I,  q = A Mat^-1 h,
  * where h and A are bias and covariance of `others` (a: A in full, square: A^2 packed). See
  * docs/own-rounds.md, generalised least squares. w, y (d, d), mat (packed) and z (d) are scratch.
@@ -79,9 +79,9 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
     return 0;
 }
 
-/* Compute a silo's posterior of theta: for each possible deviation of the silo from the others,
- * a prior from the released sums of the others, weighted by how well it predicts the silo's own
- * data. */
+/* Compute W (d, d) and theta (d) of a silo's posterior. For each possible deviation of the silo
+ * from the others, the released sums of the others give a prior. Each prior is weighted by how well
+ * it predicts the silo's own data. Returns 0, or 1 if a matrix is not finite. */
 int ff_belief(const ff_belief_model *model, const double *others, const double *local, int64_t d,
               double *w, double *theta, double *weights, double *scratch)
 {

@@ -2,9 +2,9 @@
 
 #include <math.h>
 
-/* Round each of the s entries of a data point, in [-1, 1], at random to a whole multiple of 1 / g
- * (`clamped`: one in [-1, 1]), and add that times g to sums (s). One word of `random` decides each
- * entry. */
+/* Round each of the s entries of a data point, in [-1, 1], at random to a multiple of 1 / g, and
+ * add g times the multiple to sums (s). If `clamped`, the multiple is in [-1, 1] too. One word of
+ * `random` decides each entry. */
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {

@@ -8,8 +8,8 @@
  * factor R (ff_bonus_factor.h). K is the number of actions. */
 
 /* Number of vectors that QUAD integers fill, and number of groups of rows that are multiplied by
- * them together. With too few sums, additions wait for each other; more do not fit into the
- * registers. */
+ * them together. With fewer sums, additions would wait for each other; more sums would not fit into
+ * the registers. */
 #define QUAD_VECTORS (QUAD / LANES)
 #define GROUPS (FF_WIDE == 64 ? 2 : 1)
 
@@ -66,16 +66,16 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
  * and the same for theta. In float32, from z^2 (a sum of d squares) to the bound there are less
  * than d + 16 roundings. With g = (d + 16) u / (1 - (d + 16) u), u = 2^-24, a mean and a norm have
  * relative errors of at most g. The factor 1.01 covers the rounding of the bounds and of the exact
- * float64 score. Underflow costs a square 2^-126, a root 2^-63, and a length times anything less;
- * the added constants exceed that and are too small to matter.
+ * float64 score. Underflow changes a square by at most 2^-126, a root by 2^-63, and a multiple of a
+ * length by less. The added constants exceed these changes and are too small to matter.
  *
  * The W that is scored is the factor's W, updated by ff_observe in float64, one data point at a
- * time. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and taken
- * ||z_<i|| <= 1, each accurate to (d + 8) u. So it has an error of at most 2 (d + 8) u
- * (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F, whatever z was.
- * MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F drift ||x|| to
- * b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at most sqrt(1 + c
- * (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
+ * time. With u = 2^-53, row i of the next W is p W_i - q sum_{k<i} z_k W_k with factors p <= 1 and
+ * q ||z_<i|| <= 1, each accurate to (d + 8) u (update_factor in ff_linalg.c). So it has an error of
+ * at most 2 (d + 8) u (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F,
+ * whatever z was. MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F
+ * drift ||x|| to b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at
+ * most sqrt(1 + c (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
 typedef struct {
     float slack, slope, slope_lost;
 } error_terms;
@@ -197,7 +197,7 @@ typedef struct {
     float mean, norm, slack, slope, slope_lost;
 } mean_terms;
 
-/* Return the terms for theta in 16 bits. */
+/* Return the terms for theta in 16 bits (t). factor: a bonus is at most factor ||R x||. */
 FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
 {
     return (mean_terms){(float)t.unit, (float)t.norm, slack_of(d),
@@ -323,8 +323,8 @@ void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
     }
 }
 
-/* Return a mask of the actions of one vector, first, first + 1, .., that have only a cheap bound
- * and an upper bound on the score of at least `from`. */
+/* Return a mask of the actions first, first + 1, .. of one vector that have a cheap bound, not one
+ * by R, and whose upper bound on the score is at least `from`. */
 FF_INLINE unsigned missing_from(const float *restrict upper, const float *restrict bound, f32s from,
                                 int64_t first, int64_t count)
 {
@@ -333,8 +333,9 @@ FF_INLINE unsigned missing_from(const float *restrict upper, const float *restri
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-/* Compute bounds on ||R x|| by R for at most GATHERED actions: those with the largest upper bounds
- * on scores among those with only a cheap bound. Returns their number. */
+/* Compute bounds on ||R x|| by R for at most GATHERED actions: those that have only a cheap bound
+ * and, among these, the largest upper bounds on scores. top: the largest entry of `upper`. Returns
+ * their number. */
 int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -504,9 +505,10 @@ FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *r
 
 /* Return a lower bound on the score of an action, given its mean and a = ||W x|| in float64.
  *
- * Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
- * So a (now) bounds a at that time from above, and r at that time leaves a lower bound on b at that
- * time. Since then b has fallen by at most moved a and rounding. */
+ * Proof. Since R was computed, a has fallen by at most the factor sqrt(grown) and rounding of W. So
+ * the present a gives an upper bound a_then on the a of that time. With r^2 = a^2 + c b^2, the
+ * lower bound on the r of that time gives a lower bound on the b of that time. Since then b has
+ * fallen by at most moved a_then and rounding. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d)

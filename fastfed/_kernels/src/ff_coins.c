@@ -43,7 +43,8 @@ enum { SURE = 0, BITS = 1, OPEN = BITS + FF_CHANCE_BITS, MASKS = OPEN + FF_CHANC
 /* Return the number of 64-bit integers that the masks fill. */
 int64_t ff_coins_masks(int64_t experts) { return MASKS * WORDS * plane_stride(experts) / 2; }
 
-/* Return the address of word w of a row of the masks, for block 0; that of other blocks follows. */
+/* Return the address of word w of a row of the masks, for block 0; the words of other blocks
+ * follow. */
 FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
 {
     return (const uint32_t *)c->masks + (row * WORDS + w) * c->stride;
@@ -68,8 +69,8 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
     return coins;
 }
 
-/* Return a mask of word w of a block, with ones at those of bits from, .., to - 1 of the block that
- * are in this word. */
+/* Return a mask of word w of a block: ones at bits from, .., to - 1 of the block, as far as they
+ * lie in this word. */
 FF_INLINE uint32_t bits_of_word(int64_t from, int64_t to, int64_t w)
 {
     const int64_t low = from - 32 * w > 0 ? from - 32 * w : 0;
@@ -94,8 +95,8 @@ typedef uint16_t counts_of_rounds;
 #define DECIDE(ones, open, random, bits, later)                                                    \
     ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
 
-/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] are those of word w in rounds
- * s->index, s->index + 1, ... Other bits are 0. */
+/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] receives the coins of word w in
+ * rounds s->index, s->index + 1, ... Other bits are 0. */
 static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, int64_t end,
                         words_of_rounds (*restrict ones)[PARTS])
 {
@@ -124,8 +125,8 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, in
     }
 }
 
-/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] are those of word w.
- * Other bits are not specified. */
+/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] receives the coins of
+ * word w. Other bits are not specified. */
 static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int64_t to,
                        uint32_t *restrict ones)
 {
@@ -150,8 +151,8 @@ static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int6
     }
 }
 
-/* Draw the coins of up to LANES blocks, from block `first` on, in round s->index: ones[w][j] are
- * those of word w of block first + j. */
+/* Draw the coins of up to LANES blocks, from block `first` on, in round s->index: ones[w][j]
+ * receives the coins of word w of block first + j. */
 static void draw_blocks(const ff_coins *c, const ff_stream *s, int64_t first,
                         uint32_t (*restrict ones)[LANES])
 {
@@ -227,7 +228,8 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
  * sum of every coin over silos. */
 typedef words_of_rounds block_words[WORDS][PARTS];
 
-/* Add three bits in each place: `sum` receives the lower digit of the result, `carry` the other. */
+/* Add the bits `sum`, `other` and `carry` in each place: `sum` receives the lower digit of the
+ * result, `carry` the higher one. */
 #define ADD_BITS(type, sum, other, carry)                                                          \
     do {                                                                                           \
         const type both = (sum) & (other), either = (sum) ^ (other);                               \
@@ -293,7 +295,7 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
         add_silos(digit, silos, width);
         return;
     }
-    /* One more: sums of groups are added as if each of their digits could be 1. */
+    /* One digit more, because sums of groups are added as if each of their digits could be 1. */
     memset(digit, 0, (size_t)(digits + 1) * sizeof *digit);
     for (int64_t silo = 0; silo < silos; silo += size) {
         const int64_t count = silos - silo < size ? silos - silo : size;
@@ -345,7 +347,8 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* Add the coins of n rounds at all silos to to[0], .., to[n - 1] (d each). */
+/* Add `times` times the coins of rounds first, .., first + n - 1 at all silos to to[0], .., to[n -
+ * 1] (d each). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {

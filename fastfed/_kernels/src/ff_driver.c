@@ -107,8 +107,8 @@ static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t si
     return ff_policy_choose(run, &view, silo, round, 0, actions, p);
 }
 
-/* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
- * to the batch, and learn from them. Returns a status. */
+/* Simulate one round of one silo and curve: choose an action, draw its reward, clip its features
+ * and the reward, add them to the batch, and learn from them. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
@@ -205,7 +205,8 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next_checkpoint = checkpoint_from(run, first), status = FF_OK;
-    /* `ahead` describes the memory of this round and of the next one, in turns. */
+    /* The two entries of `ahead` describe the memory of this round and of the next one, in
+     * turns. */
     ff_ahead ahead[2];
     const ff_ahead *prefetched = NULL;
     for (int64_t round = first; round <= last; round++) {
@@ -401,8 +402,8 @@ static int64_t run_groups(ff_run *run, int64_t first, int64_t last, uint64_t *gr
     return *grouped ? status_of(run) : FF_OK;
 }
 
-/* Simulate rounds first..last of all silos; no synchronisation lies before the end of `last`.
- * Returns a status. */
+/* Simulate rounds first..last of all silos; no synchronisation comes before the end of round
+ * `last`. watch, reports, grouped: see ff_task. Returns a status. */
 static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports,
                         uint64_t grouped)
 {
@@ -413,7 +414,8 @@ static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch,
     return status_of(run);
 }
 
-/* Rewind a silo that was simulated beyond round `last`, and simulate rounds first..last again. */
+/* Rewind a silo and simulate rounds first..last again, unless its simulation ended with round
+ * `last`, in which its trigger fired. */
 static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, int64_t last,
                   double *scratch)
 {
@@ -498,7 +500,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
-/* Return a bit for each curve. */
+/* Return a mask with a 1 for each curve of the run. */
 static uint64_t all_curves(const ff_run *run)
 {
     return ~(uint64_t)0 >> (FF_MAX_CURVES - run->curve_count);

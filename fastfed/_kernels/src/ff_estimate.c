@@ -72,14 +72,15 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
     return ff_log(inflation / radius->anchor);
 }
 
-/* Return the dimension of a confidence set: d, or 1 with arms, where every arm has one. */
+/* Return the dimension of a confidence set: d, or 1 with arms, where every arm has a separate
+ * set. */
 FF_INLINE double coordinates(const ff_radius *radius, int64_t d)
 {
     return radius->arms ? 1.0 : (double)d;
 }
 
-/* Return ln det V from W (d, d) or, with arms, the logarithm of the largest entry of V: that of the
- * smallest diagonal entry of W. */
+/* Return ln det V from W (d, d) or, with arms, the logarithm of the largest entry of V, which is -2
+ * ln of the smallest diagonal entry of W. */
 double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
 {
     if (!radius->arms)
