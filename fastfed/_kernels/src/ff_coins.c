@@ -326,7 +326,8 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
 /* Return words 2 h and 2 h + 1 of a block in round l. */
 FF_INLINE uint64_t half_of(const block_words words, int64_t h, int64_t l)
 {
-    const uint32_t *low = (const uint32_t *)words[2 * h], *high = (const uint32_t *)words[2 * h + 1];
+    const uint32_t *low = (const uint32_t *)words[2 * h];
+    const uint32_t *high = (const uint32_t *)words[2 * h + 1];
     return low[l] | (uint64_t)high[l] << 32;
 }
 

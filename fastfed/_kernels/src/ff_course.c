@@ -241,7 +241,7 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
 }
 
 /* Run rounds from + 1, .., to, up to ROUNDS at a time, and return the last round that was run.
- * asks: 1 if an exchange comes before round from + 1. */
+ * asks: 1 if an exchange before round from + 1 is still to take place. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;

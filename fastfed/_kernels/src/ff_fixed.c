@@ -18,8 +18,9 @@
 /* Number of data points that are queued before all are subtracted from X V^{-1} X' and X V^{-2} X'
  * in one pass over these matrices. */
 #define QUEUE 16
-/* Number of rows of X V^{-1} X' or X V^{-2} X' from which the queue is subtracted together, and of
- * matrices: LANES columns of them fit into registers, and are enough sums that none waits. */
+/* Number of rows of X V^{-1} X' or X V^{-2} X' from which the queue is subtracted together, and
+ * number of these matrices. LANES columns of the rows fit into the registers, and are enough sums
+ * for additions not to wait for each other. */
 #define ROWS_AT_ONCE (WIDTH == 8 ? 8 : 4)
 #define MATRICES_AT_ONCE (WIDTH == 8 ? 2 : 1)
 
@@ -246,7 +247,8 @@ static void multiply_actions(const ff_actions *actions, const double *v, int64_t
         multiply_columns(rest, LANES, v, d, out + whole, 0, VECTORS);
 }
 
-/* Compute the model of all actions from W and theta. */
+/* Compute the model of all actions from W (d, d) and theta (d). bound: features are clipped to this
+ * norm when they are learned. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch)
 {
@@ -272,6 +274,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         fill_inverse(&m, w, multiple);
         memset(m.rows, 0, (size_t)(d * m.np) * sizeof(float));
     }
+    /* The features of the last K modulo LANES actions, then zeros (see multiply_actions). */
     const int64_t whole = m.n / LANES * LANES;
     for (int64_t j = 0; j < d; j++)
         for (int64_t a = whole; a < whole + LANES; a++)
@@ -387,7 +390,8 @@ FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
     return first_reaching(values, limit, m->np);
 }
 
-/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h). */
+/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h): whose
+ * mean plus `factor` bonuses is at least the limit or the largest score. */
 static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
 {
     const double factor = 2.0 * sieve->slack - 1.0;
@@ -395,13 +399,13 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
     const double *restrict second = m->second_root;
     double *restrict rank = m->rank;
     int64_t a = find_largest(m, f, m->rank);
-    const double value = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
+    const double best_reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
     /* Nearly always the best action by the ranking passes because of the limit. */
-    if (value >= sieve->limit)
+    if (best_reached >= sieve->limit)
         return a;
     const double largest = m->upper[find_largest(m, f, m->upper)];
     const double threshold = largest < sieve->limit ? largest : sieve->limit;
-    if (value >= threshold)
+    if (best_reached >= threshold)
         return a;
     for (a = 0; a < m->np; a += LANES)
         score_lanes(m, f, a);
@@ -412,7 +416,8 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
     return first_reaching(rank, largest_of(rank, m->np), m->np);
 }
 
-/* Return the chosen action, and store it in the model. */
+/* Return the action that is chosen by the largest score, or by the ranking of the sieve (NULL:
+ * none), and store it in the model. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
 {
     const parts m = cut(model);
@@ -618,13 +623,13 @@ double ff_fixed_observe(double *model, double y)
     const parts m = cut(model);
     const int64_t k = (int64_t)model[CHOSEN], d = m.d, dp = m.dp, np = m.np;
     int64_t queued = (int64_t)model[QUEUED];
-    const double f = m.factor[k], rest = y - f * m.mean[k];
+    const double f = m.factor[k], residual = y - f * m.mean[k];
     double s, r;
     m.weight[k] += f * f;
     if (m.arms) {
         /* An entry v of V becomes v + f^2. */
         s = 1.0 + f * f * m.width[k];
-        m.mean[k] += f * m.width[k] / s * rest;
+        m.mean[k] += f * m.width[k] / s * residual;
         m.width[k] /= s;
         m.second[k] = m.width[k] * m.width[k];
         compute_roots(&m, k & -LANES);
@@ -640,7 +645,7 @@ double ff_fixed_observe(double *model, double y)
             z[a] = scale * m.z[a];
             u[a] = scale * m.u[a] - half * z[a];
         }
-        update_all(&m, r * rest, z, u);
+        update_all(&m, r * residual, z, u);
         model[QUEUED] = (double)++queued;
         if (queued == QUEUE) {
             subtract_queue(&m, queued);
@@ -659,7 +664,7 @@ double ff_fixed_observe(double *model, double y)
         for (int64_t j = 0; j < dp; j++)
             m.across[j] -= half * m.along[j];
         BY_TILES(np, multiply_rows, &m);
-        update_all(&m, r * rest, m.z, m.u);
+        update_all(&m, r * residual, m.z, m.u);
     }
     return s;
 }
@@ -697,7 +702,7 @@ int ff_fixed_is_clipped(const double *model)
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
 }
 
-/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its start, a
+/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its first value, a
  * multiple of I, and the weight of every action. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch)

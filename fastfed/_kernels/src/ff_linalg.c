@@ -238,8 +238,8 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
 }
 #endif
 
-/* Compute row i of W: -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. In place, from the
- * top. The contributions of rows before `from` are already in the row. */
+/* Compute row i of W: -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. Works in place,
+ * for rows in ascending order. The contributions of rows before `from` are already in the row. */
 FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from)
 {
     double *restrict row = w + i * d;
@@ -599,7 +599,7 @@ void ff_rank_one(double *restrict gram, double *restrict bias, const double *res
     }
 }
 
-/* Update the inverse of V for V + x x'. */
+/* Replace inverse (d, d), which is V^{-1}, by (V + x x')^{-1}. */
 void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
                          double *restrict scratch)
 {
@@ -642,7 +642,8 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
 PRODUCT(product_group, double, lanes, VECTORS, GROUP)
 PRODUCT(product_row, double, lanes, VECTORS, 1)
 
-/* Copy n rows of `width` <= PANEL numbers; rows are `to_step` and `from_step` apart. */
+/* Copy n rows of `width` <= PANEL numbers. Rows are `from_step` apart in `from`, and `to_step` in
+ * `to`. */
 FF_INLINE void copy_columns(const double *restrict from, int64_t from_step, int64_t n,
                             int64_t width, int64_t to_step, double *restrict to)
 {

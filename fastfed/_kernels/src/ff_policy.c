@@ -3,7 +3,8 @@
  * factor, and theta its estimate. */
 #include "ff_policy.h"
 
-/* Return the confidence radius of a choice in a round. */
+/* Return the confidence radius of a choice in a round. log_det: ln det V of the model that
+ * chooses. */
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
@@ -228,10 +229,11 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
-/* Choose the action of a local round, which may use the silo's raw data. The rule is one of three:
- * the largest score of the silo's own model; the same among the actions that pass a sieve by the
- * model of the silo's raw data (own_sieve_width > 0); or the largest of the smaller of two scores,
- * of the shared model and of the raw data (own_least). */
+/* Choose the action of a local round, which may use the silo's raw data. There are three rules. The
+ * action has the largest score under the silo's posterior. Or it has the largest such score among
+ * the actions that pass the sieve of a model of the silo's raw data (own_sieve_width > 0). Or the
+ * smaller of its scores under the shared model and under a model of the raw data is the largest
+ * (own_least). */
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
@@ -274,7 +276,7 @@ int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_p
 }
 
 /* Add the data point of a round to the silo's raw sums and local model. The posterior is recomputed
- * in rounds 2^k only, and updated by the point otherwise. */
+ * in rounds 2^k only; in other rounds the point updates its W and theta. */
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
                        double y, const ff_parts *p)
 {

@@ -220,7 +220,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
 }
 
 /* Add a silo's message to the sum of the messages of earlier silos, which is in the row of silo 0.
- * A shuffler, or silos with their own clocks, need ff_protocol_combine to add them up. */
+ * With a shuffler, or silos with their own clocks, ff_protocol_combine adds up the messages
+ * instead. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -301,7 +302,8 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     }
 }
 
-/* Compute W, theta and the radius that all silos use until the next synchronisation. */
+/* Compute W, theta and the radius that all silos use until the next synchronisation, and restart
+ * the bonus cache and the trigger. Returns a status. */
 int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
 {
     const int64_t d = run->dimension, k = ff_entry(c);

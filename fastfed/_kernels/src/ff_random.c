@@ -594,8 +594,9 @@ void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
         lanes.index = s->index + (uint32_t)base;
         ff_philox_indices(&lanes, 0, words);
         for (int l = 0; l < LANES; l++) {
-            const double below_one = 1.0 - 0x1p-53, drawn_unit = unit_f64(bits53(words[0][l], words[1][l]));
-            const double u = drawn_unit < below_one ? drawn_unit : below_one, complement = 1.0 - u;
+            const double below_one = 1.0 - 0x1p-53;
+            const double uniform = unit_f64(bits53(words[0][l], words[1][l]));
+            const double u = uniform < below_one ? uniform : below_one, complement = 1.0 - u;
             const double magnitude = -log_f64(2.0 * (complement < u ? complement : u));
             drawn[l] = u < 0.5 ? -magnitude : magnitude;
         }

@@ -5,8 +5,9 @@
 
 #include "ff_random.h"
 
-/* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the estimates of
- * its two children. */
+/* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the sum of the
+ * estimates of its two children. estimate (s) holds that of one child and receives that of the
+ * node; sibling (s) is that of the other child. */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
@@ -132,8 +133,8 @@ void ff_buffered(const double *restrict z, const double *restrict coefficients, 
     }
 }
 
-/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of these
- * decaying sums. */
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of the sum
+ * that ff_buffered computes. */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out)
 {

@@ -298,7 +298,7 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
 }
 
 /* Remove the actions with exact scores below `least` from the list `which` (n). Returns the number
- * of remaining ones. */
+ * of actions that remain. */
 static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which, int64_t n,
                              const double *restrict w, const double *restrict theta, double beta,
                              double gamma, double least, int64_t d, double *restrict scratch)
@@ -381,7 +381,7 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
 }
 
-/* Return the threshold of the sieve: the smaller of the limit and of the largest score. values (K)
+/* Return the threshold of the sieve: the smaller of its limit and the largest score. values (K)
  * receives <x, theta> + (2 slack - 1) b of every action, which passes if that is at least the
  * threshold. */
 static double sieve_values(const ff_actions *actions, const double *restrict w,

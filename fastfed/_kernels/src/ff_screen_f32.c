@@ -131,8 +131,8 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
     for (int a = 0; a < SCREEN_PANEL; a++) {
         bonuses[a] += beta * sqrtf(squares[a]);
         scores[a] = means[a] + bonuses[a];
-        /* The padding of a short panel is not an action, and has length zero. NaN proves
-         * nothing. */
+        /* The padding of a short panel is not an action, and has length zero. NaN is not counted as
+         * largest. */
         so_far->score[a] =
             ((a < valid) & (scores[a] > so_far->score[a])) ? scores[a] : so_far->score[a];
         so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
@@ -252,7 +252,7 @@ typedef struct {
     double error;         /* bound on the error of every approximate score */
 } approximation;
 
-/* Compute approximate scores of all actions. has_bonus: 1 to write rankings and bonuses instead. */
+/* Compute approximate scores of all actions, or, if has_bonus is 1, rankings and bonuses. */
 static approximation approximate(const ff_actions *actions, const double *restrict w,
                                  const double *restrict theta, double beta, double gamma,
                                  double ranking, int has_bonus, int64_t d,

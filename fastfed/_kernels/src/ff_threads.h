@@ -45,11 +45,11 @@ typedef struct {
     double alone;    /* seconds for a unit on one thread, as last measured */
     double together; /* seconds for a unit on all threads */
     double own;      /* seconds for a unit of the caller while other threads worked */
-    int64_t lone;    /* number of pieces of work behind `alone` */
-    int64_t seen;    /* number of pieces of work behind `together` and `own` */
+    int64_t lone;    /* number of pieces of work that `alone` was measured from */
+    int64_t seen;    /* number of pieces of work that `together` and `own` were measured from */
     int64_t hold;    /* number of pieces of work that are still to be done by one thread */
-    int64_t back;    /* last `hold` after a judgement against several threads; doubled at the
-                      * next one */
+    int64_t back;    /* first value of `hold` when several threads were last found slower than
+                      * one; doubled the next time */
 } ff_pace;
 
 /* Return a team, or NULL if threads is 1: then the caller does all work. The other threads start
