@@ -11,8 +11,8 @@
 /* Up to this dimension W is converted to float32 as a whole, zeros included. */
 #define SMALL 24
 
-/* Return a bound on the error of the approximate score of any action. length, width, second: upper
- * bounds on the approximate ||x||, ||W x|| and ||V^-1 x|| of all actions.
+/* Return a bound on the error of the approximate score of any action. length: an upper bound on
+ * ||x|| for all actions; width, second: the largest approximate ||W x|| and ||V^-1 x||.
  *
  * Proof. With u = 2^-24, every dot product of d terms in float32, in any order, fused or not, with
  * operands first rounded to float32, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the

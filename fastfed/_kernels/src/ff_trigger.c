@@ -131,7 +131,7 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
  *   resulting error, with E, has ||.||_F below u (n + d + 20) (size + sum ||x||^2). Here `size` is
  *   at least d times the norms of the total and the ridge, plus the sum of magnitudes of all noise.
  *   ||A||_F is below tr A.
- * - Logarithms contribute at most four times the error stated for skip_bound_of. */
+ * - Logarithms contribute twice the error stated for skip_bound_of. */
 
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
