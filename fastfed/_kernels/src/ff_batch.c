@@ -321,7 +321,8 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
     return FF_FINE;
 }
 
-/* Compute the inverse factor W of each of m matrices V (d, d). */
+/* Compute the inverse factor W of each of m matrices V (d, d), into factor (m, d, d). Returns a
+ * status of ff_batch.h. */
 int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
 {
     double local[STACK_DOUBLES], *packed = get_scratch(local, ff_packed(d));
@@ -343,7 +344,8 @@ int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, in
     return status;
 }
 
-/* Solve V theta = u for each of n rows u, with the inverse factor of V. */
+/* Solve V theta = u for each of n rows u (n, d), with the inverse factor of V, into theta (n, d).
+ * Returns a status of ff_batch.h. */
 int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                   int64_t trusted)
 {

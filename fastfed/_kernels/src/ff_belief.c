@@ -88,7 +88,8 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
     const int64_t s = ff_statistic(d), packed = ff_packed(d);
     double *a = scratch, *factor = a + d * d, *y = factor + d * d, *square = y + d * d;
     double *mat = square + packed, *priors = mat + packed, *evidence = priors + FF_MAX_GRID * s;
-    double *z = evidence + FF_MAX_GRID, *b = z + d, *rows = b + d, largest = -INFINITY, sum = 0.0;
+    double *z = evidence + FF_MAX_GRID, *b = z + d, *solve_scratch = b + d;
+    double largest = -INFINITY, sum = 0.0;
     /* A in full, from the packed covariance of the other silos. */
     for (int64_t i = 0, e = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++, e++)
@@ -138,6 +139,6 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
     }
     if (ff_factor(mat, d, w))
         return 1;
-    ff_solve(w, b, d, rows, theta);
+    ff_solve(w, b, d, solve_scratch, theta);
     return 0;
 }

@@ -79,6 +79,7 @@ static double largest_eigenvalue(const double *restrict m, int64_t d, double *re
         current[j] = sign_of(j) / sqrt((double)d);
     }
     double last_norm = 0.0;
+    /* Lanczos steps. `high` bounds the eigenvalues of T by its rows (Gershgorin). */
     while (steps < steps_max) {
         multiply_rows(m, current, 1, d, following);
         const double diagonal_entry = dot(following, current, d);

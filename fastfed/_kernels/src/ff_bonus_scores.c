@@ -222,7 +222,8 @@ FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
     return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
 }
 
-/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist. */
+/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist.
+ * stage, exists, buffer: see ff_bonus_scores.h. */
 void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
                        void *restrict buffer)
 {

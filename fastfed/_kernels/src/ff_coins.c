@@ -61,6 +61,7 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
         uint32_t *word = (uint32_t *)masks + bit % BLOCK_BITS / 32 * stride + bit / BLOCK_BITS;
         word[SURE * WORDS * stride] |= c >> FF_CHANCE_BITS ? mask : 0;
         for (int p = 0; p < FF_CHANCE_BITS; p++) {
+            /* The bits of the chance in plane p and later planes. */
             const uint32_t from_here = c << (32 - FF_CHANCE_BITS) << p;
             word[(BITS + p) * WORDS * stride] |= from_here >> 31 ? mask : 0;
             word[(OPEN + p) * WORDS * stride] |= from_here ? mask : 0;
@@ -108,6 +109,7 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, in
             ones[w][i] = (words_of_rounds){0} + (masks_of(c, SURE, w)[block] & within);
             open[w][i] = (words_of_rounds){0} + (masks_of(c, OPEN, w)[block] & within);
         }
+    /* One plane after the other, until no coin is open. */
     for (int p = 0; p < FF_CHANCE_BITS; p++) {
         ff_philox_indices(s, (uint32_t)(stride * p + block), (uint32_t(*)[ROUNDS])random);
         words_of_rounds any = {0};

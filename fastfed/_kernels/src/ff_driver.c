@@ -76,6 +76,8 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     const int64_t delay = delay_of(run, c, silo, round);
     double *points = c->late + silo * n * (d + 1);
     int64_t *next = c->late_next + silo * n, *ends = c->late_ends + silo * n * 2;
+    /* Append this round's slot to the list of the round in which the point arrives. Lists hold slot
+     * numbers plus one; 0 ends a list. */
     if (delay < n) {
         const int64_t slot = round % n;
         memcpy(points + slot * (d + 1), p->feature, (size_t)d * sizeof(double));
@@ -113,6 +115,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension;
+    /* In this round a silo with its own clock may serve no user. */
     if (c->serves && !c->serves[silo * run->horizon + round - 1])
         return FF_OK;
     const int is_local = ff_policy_own(run, c, silo, round);
@@ -148,10 +151,12 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         }
         y -= c->reward_centre;
     }
+    /* If users send bits, silos learn from the debiased bit in place of the reward. */
     if (c->flips) {
         ff_policy_draw_bit(run, silo, round, p->random);
         y = ff_policy_bit(c, y, p->random);
     }
+    /* Update the silo's own sums and model; a local round changes nothing else. */
     if (c->share_until) {
         const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
         if (status != FF_OK || is_local)

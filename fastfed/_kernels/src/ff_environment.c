@@ -496,7 +496,8 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
     return first + ff_uniform_int(&s, n);
 }
 
-/* Point `out` to the stored rows of a round's query, without a copy. */
+/* Point `out` to the stored rows of a round's query, without a copy. prefetched: what ff_pool_ahead
+ * returned for this round, or NULL. Returns FF_OK. */
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                        const ff_ahead *prefetched, void *buffer, ff_actions *out)
 {

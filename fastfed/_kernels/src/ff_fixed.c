@@ -100,6 +100,7 @@ FF_INLINE parts cut(double *model)
     m.weight = m.clipped + m.np;
     m.z = m.weight + m.np;
     m.u = m.z + m.np;
+    /* The remaining arrays are those by pairs, or those of V^-1; both begin here. */
     double *const next = m.u + m.np;
     m.g = m.inverse = next;
     m.h = next + m.n * m.np;

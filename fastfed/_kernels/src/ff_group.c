@@ -84,6 +84,7 @@ FF_INLINE void test_sieve(ff_group *g, int64_t l, numbers *n)
     const loose limit = all(g->sieve.limit), none = all(-INFINITY);
     const loose value =
         LOAD(n->mean + l) + factor * bonus_of(g, beta, n->root + l, n->width + l);
+    /* Usually the limit decides, and the largest score is not needed. */
     if (reaches(value, limit) == every)
         return;
     loose largest = none, top = none, arm = all(0.0);

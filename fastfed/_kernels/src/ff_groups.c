@@ -83,7 +83,9 @@ static void write_silo(const ff_run *run, ff_curve *c, const members *m, int64_t
     c->regret[silo] = m->g.regret[l];
 }
 
-/* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK. */
+/* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK, into m: the uniforms
+ * that decide rewards and, if users send bits, what each reward is learned as. Compute C of each
+ * round too (cap), if it is needed. */
 static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t round,
                        int64_t count, const ff_parts *p)
 {

@@ -218,6 +218,7 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++)
             sum[r][v] = (loose){0};
+    /* Rows c..c + 7 end within these columns; their further entries are of U, and are masked. */
     int64_t k = c;
     for (; k < c + 8; k++)
         for (int v = 0; v < PARTS; v++) {

@@ -295,6 +295,7 @@ int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
         double *shared = c->own_shared + silo * ff_statistic(d);
         ff_accumulate(shared + d, shared, p->feature, y, d);
     }
+    /* The posterior begins after the shared rounds. */
     if (!ff_mixed(c) && !is_local)
         return FF_OK;
     if ((round & (round - 1)) == 0)

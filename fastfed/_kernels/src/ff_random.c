@@ -454,7 +454,8 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
         box_muller_f64(a[l], b[l], &cosines[l], &sines[l]);
 }
 
-/* Draw n standard normals in float64. */
+/* Draw n standard normals in float64 by Box-Muller. Each Philox block gives one draw from a cosine,
+ * in the first half of `out`, and one from a sine, in the second half. */
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_normal_capacity_f64(n) / 2;
@@ -494,7 +495,8 @@ void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restric
         out[l] = laplace_f64(a[l]);
 }
 
-/* Draw n numbers from the standard Laplace distribution. */
+/* Draw n numbers from the standard Laplace distribution. Each Philox block gives one draw in the
+ * first half of `out` and one in the second half. */
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_laplace_capacity(n) / 2;
@@ -534,7 +536,8 @@ FF_INLINE double unit_of_word(uint64_t a)
  * to the stated error. */
 FF_INLINE int near_0_or_1(uint64_t a) { return a + (1ull << 44) < (2ull << 44); }
 
-/* Approximate exact normals, whose bits come from `words`, to within 2^-40. */
+/* Approximate exact normals, whose bits come from `words` (those of radii, then those of angles),
+ * to within 2^-40. Returns the number of radii that need more bits. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
@@ -551,7 +554,8 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
     return unsettled;
 }
 
-/* Approximate n exact Laplace draws, whose bits come from `words`. */
+/* Approximate n exact Laplace draws, whose bits come from `words` (n). Returns the number of draws
+ * that need more bits. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
     int64_t unsettled = 0;
@@ -668,7 +672,7 @@ static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
                      &cache->w[1][l], &cache->w[2][l], &cache->w[3][l]);
 }
 
-/* As uniform_below, from blocks computed in advance; returns the same number. */
+/* Return the same number as uniform_below, from blocks that are computed in advance. */
 FF_INLINE int64_t uniform_below_cached(const ff_stream *s, uint32_t n, uint32_t *block,
                                        block_cache *cache)
 {

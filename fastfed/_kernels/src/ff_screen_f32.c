@@ -260,6 +260,7 @@ static approximation approximate(const ff_actions *actions, const double *restri
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
+    /* The scratch: scores or rankings, bonuses, a panel, its W x, [W; theta; zeros], and W'. */
     float *score = (float *)aligned(scratch), *bonus = has_bonus ? score + padded : NULL;
     float *panel = score + (has_bonus ? 2 : 1) * padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;

@@ -122,6 +122,7 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
     for (int v = 0; v < PANEL_VECTORS; v++)
         square[v] = f32_set(0.0f);
     for (int64_t i = 0; i < d; i += ROWS) {
+        /* These rows end before column i + ROWS. */
         const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
         const char *ahead = lines_ahead(actions, pairs, panel);
         if (width == PANEL_VECTORS)

@@ -369,6 +369,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     }
     int64_t first = 0;
     double begin = time_now();
+    /* The first item of a new kind of work shows how long a unit takes. */
     if (pace->alone <= 0.0) {
         run_alone(0, 1, item, follow, work);
         first = 1;
