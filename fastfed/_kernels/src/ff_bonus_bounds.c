@@ -534,11 +534,11 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
 
 /* Return a lower bound on the score of an action, from its bound on r = ||R x||.
  *
- * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus first a + gamma b,
- * first > 0, is F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c)
- * first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c)
- * r / ||x||. So p lies between the angle with equality and a right angle, and cos(p - p*) is
- * smallest at one of these two ends. Without a second bonus the cosine is 1.
+ * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus `first` a + gamma b
+ * with first > 0 equals F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma /
+ * (sqrt(c) first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q =
+ * sqrt(c) r / ||x||. So p lies between the angle at which equality holds and a right angle, and
+ * cos(p - p*) is smallest at one of these two angles. Without a second bonus the cosine is 1.
  *
  * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to no less than
  * a^2 / s, and to no less than a^2 / grown in all. b falls by at most the bound on its growth,
@@ -551,14 +551,15 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
  * The bound on the mean exceeds the mean by at most twice the error terms added to it. The error of
  * the exact score is that of `interval_of` in ff_bonus_scores.c. */
 float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
-                        int64_t a, float upper_mean, float bound, const double *restrict theta,
-                        double beta, double gamma, double moved, double grown, int64_t d)
+                        int64_t action, float upper_mean, float bound,
+                        const double *restrict theta, double beta, double gamma, double moved,
+                        double grown, int64_t d)
 {
-    const action_norms *norms_a = norms + a / LANES;
-    const double length = 1.0001 * (double)norms_a->length[a % LANES],
-                 lost = (double)norms_a->lost[a % LANES];
+    const action_norms *norms_a = norms + action / LANES;
+    const double length = 1.0001 * (double)norms_a->length[action % LANES],
+                 lost = (double)norms_a->lost[action % LANES];
     const double g = (double)slack_of(d), frobenius = bounds->model.frobenius, c = bounds->model.c;
-    const double r = least_norm(bounds, norms_a, a % LANES, bound, d);
+    const double r = least_norm(bounds, norms_a, action % LANES, bound, d);
     const double norm = 1.0001 * sqrt(f64_dot(theta, theta, d));
     /* theta in 16 bits has lost at most this much length. */
     const double theta_lost = norm * sqrt((double)d) / LENGTH;
@@ -577,16 +578,17 @@ float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restr
         bonus_factor = hypot(first, second);
         upper = hypot(beta + gamma * moved, second);
         /* The squared cosine of the angle p with equality. */
-        const double q = sqrt(c) * r / length, cosine = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
-        const double sine = q * cosine;
-        const double low = (sqrt(cosine) * first + sine * second) / bonus_factor,
+        const double q = sqrt(c) * r / length;
+        const double cosine_square = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
+        const double sine = q * cosine_square;
+        const double low = (sqrt(cosine_square) * first + sine * second) / bonus_factor,
                      high = second / bonus_factor;
         cosine_bound = 0.999999 * (low < high ? low : high);
     }
-    const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
-                         (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
+    const double exact_error = 8.0 * (double)(d + 16) * 0x1p-53 *
+                               (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
     const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
-    const double least = mean + cosine_bound * bonus_factor * r - exact - 2.0 * drift -
+    const double least = mean + cosine_bound * bonus_factor * r - exact_error - 2.0 * drift -
                          1e-6 * (fabs(mean) + bonus_factor * fabs(r));
     return r > 0.0 ? ff_float_below(least) : -INFINITY;
 }

@@ -14,7 +14,7 @@
 /* Losses of all experts in ROUNDS rounds, summed over all clients. */
 typedef struct {
     int16_t in[FF_COLUMNS][ROUNDS];     /* in each round */
-    int16_t before[FF_COLUMNS][ROUNDS]; /* in the rounds before it, if find_before was called */
+    int16_t before[FF_COLUMNS][ROUNDS]; /* before each round, once find_before has been called */
     int64_t total[FF_COLUMNS];          /* in all rounds */
 } round_losses;
 

@@ -254,8 +254,9 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
-/* Begin local rounds after a release: subtract the silo's contribution from the released total, and
- * compute the silo's posterior given the other silos' part. Returns a status. */
+/* Begin local rounds after a release: subtract the silo's contribution (in c->own_rest) from the
+ * released total, which leaves the part of the other silos, and compute the silo's posterior given
+ * that part. Returns a status. */
 static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -315,9 +316,9 @@ static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
         begin_own(task->run, task->curve, silo, scratch_of(task->run, thread));
 }
 
-/* Synchronise after `round`: all silos report (unless `reported`), the server combines the
- * messages, and all silos adopt the new estimate. With their own clocks, only the silos of the
- * exchange do so. Returns a status. */
+/* Synchronise after `round`: all silos report, the server combines the messages, and all silos
+ * adopt the new estimate. If silos have their own clocks, only those of the exchange report and
+ * adopt it. reported: 1 if the silos have already reported. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;

@@ -70,7 +70,7 @@ static int64_t size_of(int64_t n, int64_t d)
 /* Return the number of doubles in a model of at most `actions` actions. */
 int64_t ff_fixed_size(int64_t actions, int64_t d)
 {
-    /* The model by pairs may be larger than that of more actions. */
+    /* A model by pairs may be larger than a model of more actions, which is not by pairs. */
     const int64_t pairs = actions < pairs_up_to(d) ? actions : pairs_up_to(d);
     const int64_t of_pairs = size_of(pairs, d), of_all = size_of(actions, d);
     return padded(of_pairs > of_all ? of_pairs : of_all);

@@ -23,8 +23,9 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
-/* Return the sieve of a round. The slack of a silo that learns alone changes in every round. fixed:
- * NULL, or the silo's model of these actions, which is used instead of w. */
+/* Return the sieve of a silo in a round. beta: the radius of the round. The slack of a silo that
+ * learns alone changes in every round. fixed: NULL, or the silo's model of these actions, which is
+ * used instead of w. */
 static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w,
                          const double *fixed, const ff_actions *actions, double beta, int64_t d,
                          double *scratch)

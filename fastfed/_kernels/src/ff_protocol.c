@@ -72,7 +72,7 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
 {
     const int64_t s = ff_statistic(run->dimension), lot_start = (k - 1) / LOT * LOT;
     /* weights[i step] is the weight of draw i (counted from 0) in prefix k: f[k - 1 - i] or entry
-     * (k - 1, i). */
+     * (k - 1, i). The weights of the next prefix begin `next` numbers later. */
     const int toeplitz = c->release == FF_TOEPLITZ;
     const int64_t next = toeplitz ? 1 : c->releases, step = toeplitz ? -1 : 1;
     const double *weights = c->coefficients + (k - 1) * next;

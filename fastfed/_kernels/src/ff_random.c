@@ -113,7 +113,8 @@ SAME_BITS(unsigned_words, integers, words)
 FF_INLINE void start_radii(words a, lanes32 *s, lanes32 *exponent_part)
 {
     const words bits = words_of_floats(TO_FLOATS(signed_words(a)) + 0.5f);
-    /* m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut. */
+    /* m is in [sqrt(1/2), sqrt(2)), because the bits of sqrt(1/2) are subtracted before the
+     * exponent is split off. */
     const words shifted = bits - (0x3F3504F3u + (24u << 23));
     const lanes32 m = floats_of_words((shifted & 0x007FFFFFu) + 0x3F3504F3u);
     *s = (m - 1.0f) / (m + 1.0f);
