@@ -233,7 +233,7 @@ static void unpack_symmetric(const double *packed, int64_t d, double *a)
 }
 
 /* Add n data points to gram (d, d) and bias (d). Many points are added to a packed copy, which is
- * faster. */
+ * faster. Returns a status of ff_batch.h. */
 int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *y, int64_t n,
                      int64_t d, int64_t trusted)
 {
@@ -267,7 +267,7 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
 }
 
 /* Update an inverse (d, d) by n rows, after checking that all rows are finite and that x' V^{-1} x
- * does not overflow. */
+ * does not overflow. Returns a status of ff_batch.h. */
 int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
                              int64_t trusted)
 {
@@ -291,7 +291,8 @@ int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_
     return FF_FINE;
 }
 
-/* Update the inverse factor and theta by n data points, after checking them. */
+/* Update the inverse factor and theta by n data points, after checking them. Returns a status of
+ * ff_batch.h. */
 int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
                    int64_t d, int64_t trusted)
 {

@@ -23,8 +23,8 @@ int64_t ff_bonus_bounds_size(int64_t d)
            few_size(d);
 }
 
-/* Compute R from W (d, d) and quantise it; then the cheap bounds, if requested. Returns 0 if there
- * is no R, else 1. */
+/* Compute R from W (d, d) and quantise it, then compute the cheap bounds if `cheap` is 1. Returns 0
+ * if there is no R, else 1. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
@@ -416,7 +416,8 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
 }
 
 /* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers, into
- * upper: K entries, and others up to whole vectors. */
+ * upper: K entries, and others up to whole vectors. row, t: theta in 16 bits; factor: a bonus is at
+ * most factor ||R x||. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper)
 {

@@ -105,8 +105,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
         state->grown_in_all = 1.0;
         state->made = 0;
         state->patience = 1;
-        /* Allow one more failure. */
         state->first_stage = has_cheap_bounds(bounds_of(cache->factor)) ? CHEAP : BY_FACTOR;
+        /* Allow one more failure of cheap bounds. */
         if (state->cheap_failures > MOST_FAILURES - FAILURE)
             state->cheap_failures = MOST_FAILURES - FAILURE;
         use_release(cache, state);
@@ -161,7 +161,7 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
  * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
  * any rounding of W x, because W was updated by the rounded value (ff_observe_whitened). v is that
  * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
- * of s. The factor 1.01 covers rounding here. */
+ * of s, which `precision` s covers. The factor 1.01 covers rounding here. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {

@@ -195,7 +195,7 @@ FF_INLINE void write_bits(uint32_t bits, int64_t low, int64_t high, uint32_t *re
             row[i] = bits >> i & 1;
 }
 
-/* Write the coins of one silo and round to row (d). */
+/* Write the coins of one silo and round to row (d). *s: the stream of silo 0 with index 0. */
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row)
 {
@@ -280,15 +280,17 @@ static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 
 /* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
  * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for
- * DIGITS digits, of which those of the number `silos` are written. Other bits are not specified. */
+ * DIGITS digits, of which as many are written as the number `silos` has. Other bits are not
+ * specified. */
 static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
                         block_words *restrict digit)
 {
-    /* waiting[p], bits of value 2^p, is not yet added if bit p of `waits` is 1. Two such bits are
-     * added together, so only few digits change for a group. */
+    /* If bit p of `waits` is 1, waiting[p] holds bits of value 2^p that are not yet added to
+     * `digit`. They are added together with the next bits of that value, so only few digits change
+     * for each group. */
     block_words waiting[DIGITS], group[DIGITS_OF_GROUP];
-    const int64_t rest = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
-    const int64_t width = rest < BLOCK_BITS ? rest : BLOCK_BITS, words = (width + 31) / 32;
+    const int64_t coins = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
+    const int64_t width = coins < BLOCK_BITS ? coins : BLOCK_BITS, words = (width + 31) / 32;
     const int64_t size = group_size(c->experts);
     ff_stream stream = *s;
     uint64_t waits = 0;

@@ -129,8 +129,9 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
     return best;
 }
 
-/* Get the actions of one round: a view of stored rows, or features that the environment computes.
- * Check their number and expected rewards. */
+/* Write the actions of one round to `out`: a view of stored rows, or features that the environment
+ * computes and whose number and expected rewards are checked. Returns FF_OK or a negative
+ * status. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_ahead *prefetched, ff_ahead *next_ahead, void *x,
                       double *mean, ff_actions *out)

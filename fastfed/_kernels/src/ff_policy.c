@@ -192,7 +192,8 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
                      p->feature);
 }
 
-/* Choose a uniformly random action, or the best action by the scores of a user's function. */
+/* Return a uniformly random action, or the best action by the scores of a user's function (-1 if it
+ * failed). */
 int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p)
 {
@@ -277,7 +278,7 @@ int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_p
 }
 
 /* Add the data point of a round to the silo's raw sums and local model. The posterior is recomputed
- * in rounds 2^k only; in other rounds the point updates its W and theta. */
+ * in rounds 2^k only; in other rounds the point updates its W and theta. Returns a status. */
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
                        double y, const ff_parts *p)
 {

@@ -70,7 +70,7 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
 }
 
 /* Compute `count` weighted sums of the same k rows (k, s) in one pass over the rows, into the rows
- * that follow them. */
+ * that follow them. Row i has weight weights[j next + i step] in sum j. */
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s)
 {

@@ -9,7 +9,7 @@
 #include "ff_screen_f32_small.h"
 #include "ff_sieve.h"
 
-/* z = ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
+/* Compute z: ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
  * `stride` floats apart. */
 FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
                          const float *restrict panel, int64_t stride,
