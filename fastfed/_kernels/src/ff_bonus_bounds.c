@@ -302,8 +302,8 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-/* Compute upper bounds on ||R x|| by R for the n listed actions. A minus sign marks a bound by
- * R. */
+/* Compute upper bounds on ||R x|| by R for the n actions in `which`, into their entries of bound
+ * (K). A minus sign marks a bound by R. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
                      float *restrict bound)

@@ -62,7 +62,7 @@ static ff_interval interval_of_action(const ff_query *q, int64_t a, double *rest
 }
 
 /* Store the features of action a in q->x, its clipped features and their W x in q->known, unless
- * they are there. */
+ * they are there already. */
 static void whiten_action(ff_query *q, int64_t a)
 {
     if (q->taken == a)

@@ -50,7 +50,8 @@ FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
     return (const uint32_t *)c->masks + (row * WORDS + w) * c->stride;
 }
 
-/* Return the coins with these chances (d), and write their masks. */
+/* Return coins that are 1 with probabilities chance[k] / 2^31 for each expert k < d, and write
+ * their masks. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 {
     const int64_t size = group_size(experts), stride = plane_stride(experts);

@@ -250,8 +250,9 @@ FF_INLINE int reaches(const ff_regret *r, const ff_segments *g, int64_t i)
     return r->at < r->count && g->edges[i + 1] == r->checkpoints[r->at];
 }
 
-/* Return the number of segments from i on, at most TOGETHER, that are settled one by one: none but
- * the last reaches a checkpoint, and their weights are consecutive rows. */
+/* Return the number of segments from i on, at most TOGETHER, that can be added together. Each of
+ * them is settled or reaches a checkpoint, only the last one may reach a checkpoint, and their
+ * weights are consecutive rows. */
 static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
 {
     int64_t run = 0;
@@ -396,8 +397,9 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
     return FF_OK;
 }
 
-/* Perform one exchange for each leaf: sum the silos' gradient estimates, add noise, and move x
- * towards the expert with the smallest score (Frank-Wolfe). */
+/* Perform one exchange for each leaf: average the silos' gradient estimates, add noise, and move x
+ * (d) towards the expert with the smallest score (Frank-Wolfe), which is written to targets
+ * (count). Returns FF_OK or a negative status. */
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
                        int64_t *targets)

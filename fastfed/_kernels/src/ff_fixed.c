@@ -538,8 +538,8 @@ static void read_products(const parts *m, int64_t k, int64_t queued)
     BY_TILES(m->np, subtract_points, m, k, queued);
 }
 
-/* Compute the entries of X along and X across of actions a, a + 1, .. (`vectors` vectors) into z
- * and u. */
+/* Compute the products of actions a, a + 1, .. (`vectors` vectors) with the vector `along` into z,
+ * and with `across` into u. */
 FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
 {
     loose z[TILE_VECTORS], u[TILE_VECTORS];
@@ -575,8 +575,8 @@ FF_INLINE void multiply_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->v + j + v * WIDTH, sum[v]);
 }
 
-/* Subtract along along' from columns j, j + 1, .. (`vectors` vectors) of V^{-1}. The same entries
- * of (V^{-1} before) along are written to `across`. */
+/* Subtract along along' from columns j, j + 1, .. (`vectors` vectors) of V^{-1}. Before that, write
+ * the same entries of V^{-1} along to `across`. */
 FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
 {
     loose sum[TILE_VECTORS], along[TILE_VECTORS];
@@ -614,11 +614,11 @@ static void update_all(const parts *m, double by, const double *zs, const double
     }
 }
 
-/* Learn x = f x_k. Let V be the Gram matrix before, P = V^{-1}, v = P x, s = 1 + <x, v> and
- * r = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and
- * u = X (P r v - q r v / 2),
+/* Learn x = f x_k. Let V be the Gram matrix before that, P = V^{-1}, v = P x, s = 1 + <x, v> and r
+ * = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and u =
+ * X (P r v - q r v / 2),
  *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a.
- * Returns s. In the code, along = r v, and across = P along - half along. */
+ * Returns s. In the code, along = r v, half = q / 2, and across = P along - half along. */
 double ff_fixed_observe(double *model, double y)
 {
     const parts m = cut(model);

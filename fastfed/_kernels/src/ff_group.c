@@ -35,8 +35,8 @@ FF_INLINE void bound_silos(const ff_group *g, double cap, int64_t l, numbers *n)
     STORE(n->factor + l, slack + slack - all(1.0));
 }
 
-/* Return the bonuses of WIDTH silos for entries of V whose roots and inverses are at the
- * addresses. */
+/* Return the bonuses of WIDTH silos for arms with 1 / sqrt(V_aa) at `root` and 1 / V_aa at
+ * `width`. */
 FF_INLINE loose bonus_of(const ff_group *g, loose beta, const double *root, const double *width)
 {
     return beta * LOAD(root) + all(g->gamma) * LOAD(width);

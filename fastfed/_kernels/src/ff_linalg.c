@@ -33,7 +33,7 @@ typedef double two __attribute__((vector_size(16)));
 #endif
 #endif
 
-/* Add eight partial sums in a fixed order, the same at every SIMD width. */
+/* Return the sum of eight partial sums, added in an order that is the same at every SIMD width. */
 FF_INLINE double tree(const double *restrict s)
 {
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));

@@ -302,8 +302,8 @@ static void gradients_of(void *work, int64_t silo, int64_t thread)
         FF_ATOMIC_WRITE(&task->failed, status);
 }
 
-/* Add up the gradients of each silo's losses at x, minus those at `parent`; threads share the
- * silos. */
+/* Add to totals (m, d) the gradients of each silo's losses at x, minus those at `parent` (NULL:
+ * none). Threads share the silos. Returns FF_OK or a negative status. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                             const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,

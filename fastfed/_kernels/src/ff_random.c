@@ -28,7 +28,7 @@ ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, ui
     return s;
 }
 
-/* One round of Philox4x32 on counter words c0..c3 with key words k0, k1. */
+/* Perform one round of Philox4x32 on counter words c0..c3 with key words k0, k1. */
 FF_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
                             uint32_t k1)
 {
@@ -233,7 +233,8 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
     }
 }
 #else
-/* Compute LANES Philox blocks. */
+/* Compute LANES Philox blocks that differ in their block number or, if `indices` is 1, in their
+ * index. */
 FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
                             uint32_t (*restrict out)[LANES])
 {
@@ -244,13 +245,14 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
 }
 #endif
 
-/* Compute consecutive blocks of a stream. */
+/* Compute LANES consecutive blocks of a stream: out[i][l] receives word i of block first + l. */
 void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[LANES])
 {
     philox_lanes(s, first, 0, out);
 }
 
-/* Compute one block of each of several streams with consecutive indices. */
+/* Compute one block of each of LANES streams with consecutive indices: out[i][l] receives word i of
+ * the stream with index s->index + l. */
 void ff_philox_indices(const ff_stream *s, uint32_t block, uint32_t (*restrict out)[LANES])
 {
     philox_lanes(s, block, 1, out);

@@ -91,7 +91,7 @@ void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *res
 }
 
 /* Round values plus std times noise to a grid (s entries each). The noise is known up to `error`;
- * doubtful[j] is 1 if that leaves the rounding of entry j open. Returns the number of these
+ * doubtful[j] is 1 if that leaves the rounding of entry j open. Returns the number of doubtful
  * entries. */
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,

@@ -206,8 +206,8 @@ int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
     return padded + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
-/* Write W' in whole groups of rows, with zeros before the diagonal of each group and past the last
- * row. */
+/* Write W' to `transposed` in whole groups of rows, with zeros before the diagonal of each group
+ * and past the last row. */
 FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict transposed)
 {
     const int64_t rows = (d + ROWS - 1) / ROWS * ROWS;

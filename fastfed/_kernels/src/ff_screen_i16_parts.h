@@ -53,7 +53,8 @@ typedef struct {
     double norm, unit, lost;
 } quantised_row;
 
-/* [W; theta; zeros] in 16 bits. The rows of W have one unit for each group, theta has its own. */
+/* [W; theta; zeros] in 16 bits. The rows of W have one unit for each group, and theta has a
+ * separate one. */
 typedef struct {
     double unit;            /* the largest unit of the groups */
     double norm, frobenius; /* upper bounds on || |W| ||_2 and ||W||_F */
@@ -85,8 +86,8 @@ FF_INLINE void prefetch_line(const ff_actions *actions)
     }
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors. An
- * instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
+/* Compute acc: ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors.
+ * An instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
  * prefetch `pairs` cache lines from `ahead` on, one with each pair of features. Memory handles only
  * some 16 requests at a time, so all at once they would make other loads wait. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,

@@ -14,7 +14,7 @@ double ff_least_shared = 40e-6;
 
 #ifndef FF_THREADS
 
-/* In a build without threads the caller does all work, and there are no teams. */
+/* Return NULL: in a build without threads the caller does all work, and there are no teams. */
 ff_team *ff_team_open(int64_t threads)
 {
     (void)threads;

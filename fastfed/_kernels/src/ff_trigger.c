@@ -40,9 +40,9 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
 
 /* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
-/* Return the skip bound from the growth at a determinant just computed, with V in p->v and W in
- * p->w. ridge: what was added to the diagonal of V. rounds: n, the number of rounds since the last
- * synchronisation.
+/* Return the skip bound for the rounds after this one, in which the determinant was computed.
+ * growth: the growth of ln det V so far; p->v, p->w: V and W. ridge: what was added to the diagonal
+ * of V. rounds: n, the number of rounds since the last synchronisation.
  *
  * Claim: over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2,
  * with V and W at the present round, because V only grows. This is exact. Rounding, with u = 2^-53,
@@ -171,7 +171,7 @@ static double trace_bound_of(const double *inverse, const double *v, int64_t d)
     return sum + 0x1p-52 * (double)(d * (d * d + 4 * d + 64)) * diagonal;
 }
 
-/* After a synchronisation, compute the bound of tr(S^-1 V) that spares most determinants under the
+/* After a synchronisation, compute the bound on tr(S^-1 V) that spares most determinants under the
  * private rule (ff_trace_bound), and A = S^-1 = W'W, packed, from trigger->inverse + d on.
  * - base bounds tr(A S), and slope the eigenvalues of A, so slope times the sum of ||x||^2 bounds
  *   the growth by new rows.
