@@ -5,9 +5,9 @@
  * caller, who starts at once; the other threads help if they arrive in time. To lose little time
  * when other programs use the processors:
  * - Work that takes less time than waking a thread is done by the caller alone (ff_pace).
- * - Every thread takes the items of its own part one by one, then remaining items of other parts,
- *   from their ends. So the caller waits only for items that have begun, never for a thread that
- *   has not started.
+ * - Every thread takes the items of the part that is assigned to it one by one, then remaining
+ *   items of other parts, from their ends. So the caller waits only for items that have begun,
+ *   never for a thread that has not started.
  * - A waiting thread spins for some microseconds, then sleeps, so that the system can use its
  *   processor, also for the thread that it waits for.
  * - If several threads turn out to be slower than one, one thread works alone for a while.
