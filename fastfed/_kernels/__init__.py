@@ -36,7 +36,7 @@ def _shared_object() -> str:
 
 
 def _unbuilt(source_folder: Path) -> str:
-    """Say why there is no shared object beside this file, and what to do."""
+    """Return a message that says why there is no shared object here, and what to do."""
     from importlib.metadata import distributions  # takes longer than all else here
 
     for distribution in distributions(name="fastfed"):

@@ -48,8 +48,9 @@ if MOST not in LEVELS:
     raise ImportError(f"FASTFED_LEVEL must be one of {', '.join(LEVELS)}, got {MOST!r}")
 
 cdef int chosen = ff_levels_choose(LEVELS[MOST])
-#: Whether this build has all levels; and the level that runs.
+#: Whether this build has all levels.
 HAS_LEVELS = chosen >= 0
+#: The level that runs.
 LEVEL = {value: name for name, value in LEVELS.items()}[max(chosen, 0)]
 
 # ---- Watches: they end a process whose Python is blocked -----------------------------------------
@@ -60,7 +61,7 @@ cdef extern from "ff_watch.h":
     int ff_watch_signals(int pipe, int grace, const char *message, size_t size) nogil
     int ff_watch_owner(int pipe) nogil
 
-#: The byte that tells `watch_signals` that the program has received a signal.
+#: The byte by which a program tells `watch_signals` that it has received a signal and is ending.
 HEARD = FF_WATCH_HEARD
 
 

@@ -27,7 +27,7 @@ def touched_levels(int64_t leaf, int64_t releases):
 
 
 def psum(double[:, ::1] sums, const double[::1] leaf, int64_t level):
-    """Set sums[level], in place, to the p-sum of the node that ends with this leaf."""
+    """Set sums[level], in place, to the p-sum of the tree node that this leaf completes."""
     ff_psum(&sums[0, 0], &leaf[0], level, leaf.shape[0])
 
 
@@ -77,7 +77,10 @@ def round_noisy(const double[::1] values, const double[::1] noise, const double[
 
 def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
             int64_t level):
-    """Update, in place, the estimate of a node from its own noise and its children's estimates."""
+    """Replace ``estimate``, that of one child, by Honaker's estimate of a node, in place.
+
+    node: the noise of the node; sibling: the estimate of the other child.
+    """
     ff_honaker(&estimate[0], &node[0], &sibling[0], level, estimate.shape[0])
 
 
@@ -95,7 +98,7 @@ def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1]
 
 
 def buffered_column(const double[::1] coefficients, int64_t n):
-    """Return the first n coefficients of 1 / ((1 - x) b(x)), with b the series of these buffers."""
+    """Return the first n coefficients of 1 / ((1 - x) b(x)), b the power series of `buffered`."""
     cdef double[::1] out = np.empty(max(1, n)), state = np.empty(max(1, coefficients.shape[0]))
     ff_buffered_column(&coefficients[0], coefficients.shape[0] // 2, n, &state[0], &out[0])
     return np.asarray(out)[:n]
@@ -120,7 +123,7 @@ def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
 
 def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,
                 double[::1] sums):
-    """Add a point's entries in fixed point, rounded at random, minus g, to sums, in place."""
+    """Round a point's entries at random to fixed point, subtract g, and add them to sums."""
     ff_round_point(&point[0], point.shape[0], g, clamped, &random[0], &sums[0])
 
 

@@ -44,7 +44,7 @@ cdef int32_t solve(const double *factor, const double *u, int64_t n, int64_t d, 
 
 cdef inline ff_sets contiguous_sets(const void *x, int64_t is_double, int64_t sets, int64_t K,
                                     int64_t d) noexcept nogil:
-    """Describe contiguous sets of actions."""
+    """Return a description of contiguous sets of actions (sets, K, d)."""
     cdef ff_sets described
     described.x, described.is_double = x, is_double
     described.sets, described.actions, described.dimension = sets, K, d
@@ -152,12 +152,12 @@ cdef inline void release(held_arrays *held) noexcept:
 
 
 cdef inline bint is_square(const Py_buffer *a) noexcept:
-    """Return True for a matrix (d, d) with d >= 1."""
+    """Return True if ``a`` is a matrix (d, d) with d >= 1."""
     return a != NULL and a.ndim == 2 and a.shape[0] == a.shape[1] and a.shape[0] > 0
 
 
 cdef inline bint is_vector(const Py_buffer *a, int64_t d) noexcept:
-    """Return True for a vector (d,)."""
+    """Return True if ``a`` is a vector (d,)."""
     return a != NULL and a.ndim == 1 and a.shape[0] == d
 
 
@@ -168,7 +168,7 @@ cdef inline bint are_disjoint(const Py_buffer *a, const Py_buffer *b) noexcept:
 
 
 cdef inline bint read_number(value, double *number) noexcept:
-    """Read a float, or a small integer."""
+    """Write a float, or an integer of 64 bits, to number[0]. Return False for other values."""
     cdef int overflow = 0
     if isinstance(value, float):
         number[0] = as_double(value)
@@ -180,12 +180,12 @@ cdef inline bint read_number(value, double *number) noexcept:
 
 
 cdef inline bint read_radius(value, double *number) noexcept:
-    """Read a finite number >= 0."""
+    """Write a finite number >= 0 to number[0]. Return False for other values."""
     return read_number(value, number) and 0.0 <= number[0] and number[0] - number[0] == 0.0
 
 
 cdef inline bint read_word(value, int64_t most, int64_t *number) noexcept:
-    """Read an integer from 0 to most."""
+    """Write an integer from 0 to most to number[0]. Return False for other values."""
     cdef int overflow = 0
     if type(value) is not int:
         return False
@@ -195,7 +195,10 @@ cdef inline bint read_word(value, int64_t most, int64_t *number) noexcept:
 
 cdef inline bint read_rows(held_arrays *held, x, y, int64_t d, double *single,
                            const Py_buffer **features, const double **rewards, int64_t *n) noexcept:
-    """Read x (d,) with a number y, or x (n, d) with y (n,)."""
+    """Read x (d,) with a number y, which is written to single[0], or x (n, d) with y (n,).
+
+    Return False if they need conversion.
+    """
     cdef const Py_buffer *many_rewards
     cdef const Py_buffer *buffer = input_buffer(held, x)
     features[0] = buffer
@@ -333,7 +336,10 @@ def solves(factor, u, bint trusted):
 # ---- sets of actions -----------------------------------------------------------------------------
 
 cdef inline bint read_sets(held_arrays *held, actions, ff_sets *sets) noexcept:
-    """Read actions (K, d) or sets (n, K, d), float32 or float64, with any strides."""
+    """Describe actions (K, d) or sets (n, K, d), float32 or float64, with any strides, in *sets.
+
+    Return False if they need conversion.
+    """
     cdef Py_buffer *x = take_buffer(held, actions, float64, PyBUF_STRIDES)
     cdef int last, i
     if x == NULL and held.count == 0:
@@ -355,7 +361,10 @@ cdef inline bint read_sets(held_arrays *held, actions, ff_sets *sets) noexcept:
 
 cdef inline bint read_model(held_arrays *held, factor, theta, const ff_sets *sets,
                             const Py_buffer **w, const Py_buffer **t, int64_t *models) noexcept:
-    """Read a model, or a stack of models: as many as there are sets, or any number for one set."""
+    """Read a model, or a stack of models. Return False if they need conversion.
+
+    The caller checks their number: as many as there are sets, or any number for one set.
+    """
     cdef int64_t d = sets.dimension
     cdef int stack
     w[0] = input_buffer(held, factor)
@@ -493,8 +502,8 @@ def gaussians(seed, count, purpose, replicate, silo, index, bint single):
 
 def tree(uint64_t seed, const int64_t[::1] releases, int64_t d, double std, double off_diagonal,
          double diagonal, bint prefixes, int64_t replicate, int64_t silo):
-    """Return noise of nodes or prefixes: bias (n, d) and covariance (n, d, d). Does not check
-    arguments."""
+    """Return the noise of tree nodes or, with ``prefixes``, of prefix sums after these releases:
+    bias (n, d) and covariance (n, d, d). Does not check arguments."""
     cdef int64_t n = releases.shape[0], s = d + d * (d + 1) // 2, row, i, j, end, level
     cdef ff_noise_std stds
     stds.bias, stds.off_diagonal, stds.diagonal = std, off_diagonal, diagonal

@@ -61,7 +61,7 @@ def bonus_factor(const double[:, ::1] w, double c):
 
 
 def fixed_size(int64_t actions, int64_t d):
-    """Return the number of doubles in a silo's model of a fixed set of up to ``actions`` actions."""
+    """Return the number of doubles in a silo's model of a fixed set of at most K = ``actions``."""
     return ff_fixed_size(actions, d)
 
 
@@ -72,8 +72,8 @@ def bonus_cache_size(int64_t d):
 
 cdef extern from *:
     """
-    /* The fields of ff_curve that Python sets by name. INTEGER: 64 bits; REAL: a double or the first
-     * of several; ARRAY: a pointer. */
+    /* The fields of ff_curve that Python sets by name. INTEGER: 64 bits; REAL: a double or the
+     * first of several; ARRAY: a pointer. */
     enum { FF_INTEGER, FF_REAL, FF_ARRAY };
     typedef struct { const char *name; size_t offset; int kind; } ff_field;
     #define FF_FIELD(field, kind) {#field, offsetof(ff_curve, field), kind},
@@ -119,7 +119,8 @@ cdef extern from *:
     const ff_field ff_fields[1]
 
 FIELDS = {ff_fields[i].name.decode(): i for i in range(sizeof(ff_fields) // sizeof(ff_field))}
-#: The numbers of a curve's state; those of its model of local rounds follow.
+#: The names of the numbers of a curve's state. In `Run.numbers` the ridges of its model of local
+#: rounds follow them.
 NUMBERS = ("released", "second_bonus", "inflation", "sieve.slack", "log_inflation", "log_det",
            "trigger.before", "trigger.ridge", "trigger.last", "trigger.due", "alike")
 
@@ -212,10 +213,13 @@ cdef class Run:
                 self.bonus_cache(&self.curves[i], curve["lazy"])
 
     def bonus_bounds(self):
-        """Return the state of the bonus bounds, one tuple for each curve that has them: for each
-        query one plus the number of releases when its bounds were cached; for each silo the number
-        of factors that it has made since the last release; and for each silo the bound on the growth of
-        ||V^{-1} x||, in units of ||W x||."""
+        """Return the state of the bonus bounds, one tuple of arrays for each curve that has them.
+
+        The first array holds, for each query, one plus the number of releases when its bounds were
+        cached. The second holds, for each silo, the number of factors that it has made since the
+        last release. The third holds, for each silo, the bound on the growth of ||V^{-1} x||, in
+        units of ||W x||.
+        """
         cdef ff_bonus_cache *cache
         bounds = []
         for i in range(self.c.curve_count):
@@ -229,8 +233,8 @@ cdef class Run:
         return bounds
 
     cdef bint bounds_pay(self):
-        """Return whether bounds pay: for rows of a pool, or for large enough dimensions and
-        sets."""
+        """Return whether cached bounds on bonuses save time: for rows of a pool, or for large
+        enough dimensions and sets."""
         cdef const ff_environment *c = self.c.environment
         if self.environment.rows:
             return True
@@ -300,8 +304,8 @@ cdef class Run:
         self.raise_if(status)
 
     def numbers(self):
-        """Return the numbers of the curves' state that are not in arrays, (curves, n). Together
-        with the arrays, `resume` needs nothing else to continue."""
+        """Return the numbers of the curves' state that are not in arrays, (curves, n).
+        `resume` needs only these numbers and the arrays to continue."""
         cdef int64_t i, g
         rows = []
         for i in range(self.c.curve_count):
@@ -337,5 +341,6 @@ cdef class Run:
                 memset(self.curves[i].chosen, 0, self.environment.queries * sizeof(int64_t))
 
     cdef raise_if(self, int64_t status):
+        """Raise the exception for a status of the C code, unless it is 0."""
         if status:
             raise self.environment.error() or status_error(status)

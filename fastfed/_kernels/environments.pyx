@@ -35,6 +35,7 @@ cdef class Environment:
 
     cdef void describe(self, int64_t dimension, int64_t actions, int64_t is_double,
                        int64_t stride, reward) except *:
+        """Set the sizes, the layout and the reward (kind, standard deviation) of ff_environment."""
         self.c.dimension, self.c.actions = dimension, actions
         self.c.is_double, self.c.stride = is_double, stride
         self.c.reward_kind, self.c.reward_std = reward
@@ -162,6 +163,7 @@ cdef class QuantisedActions:
         self.buffer = None
 
     cdef ff_quantised_store store(self) except *:
+        """Return the store of ff_screen_i16.h. The first call allocates its buffer."""
         cdef ff_quantised_store store
         cdef uint8_t[::1] buffer, made = self.made
         cdef const int64_t[::1] starts = self.starts
@@ -240,6 +242,7 @@ cdef class Pool(Environment):
         self.c.state = &self.state
 
     cdef void check_place(self, int64_t silo, int64_t round) except *:
+        """Raise IndexError unless silo and round are valid and the round has a query."""
         cdef int64_t rounds
         Environment.check_place(self, silo, round)
         if self.once:

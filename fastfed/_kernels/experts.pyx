@@ -4,7 +4,7 @@
 Thin wrappers that do not check their arguments. ``sums`` (n, d) are the losses of every expert at
 all clients in n segments of rounds, in whole units. Messages are exchanged before segment i if
 ``asks[i]`` is 1. ``lost`` (d,) is what every expert lost before the first segment, and on return
-before the last one.
+what it lost before the last segment.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -44,7 +44,8 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
 
 
 def hedge_exponents(int64_t first, double[::1] exponents, double unit, double silos, double rate):
-    """Write exponents (n,): rate times the loss per client, for first, first + 1, .. units."""
+    """Write exponents (n,): rate times the loss per client, for losses that exceed that of the best
+    expert by first, first + 1, .. units."""
     if exponents.shape[0]:
         with nogil:
             ff_hedge_exponents(first, exponents.shape[0], unit, silos, rate, &exponents[0])

@@ -38,7 +38,8 @@ def solve(const double[:, ::1] w, const double[::1] u):
 
 
 def least_squares(const double[:, ::1] statistics, int64_t d):
-    """Return V^+ u of every row (M, s) as (M, d); 0 for a statistic that is not finite."""
+    """Return V^+ u (M, d) of every statistic (u, packed V) in statistics (M, s); 0 for a statistic
+    that is not finite."""
     cdef double[:, ::1] theta = np.zeros((statistics.shape[0], d))
     cdef double[::1] scratch = np.empty(2 * d * d + d)
     cdef int64_t i
@@ -81,7 +82,7 @@ def observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
 
 
 def arms_observe(double[:, ::1] w, double[::1] theta, const double[::1] x, double y):
-    """As `observe`, for a basis vector x (one entry 1, the others 0) and a diagonal W."""
+    """Do the same as `observe` for a unit vector x (one entry 1, the others 0) and a diagonal W."""
     return ff_arms_observe(&w[0, 0], &theta[0], &x[0], y, w.shape[0])
 
 
@@ -141,10 +142,13 @@ def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
     const double[:, ::1] points, const double[:, ::1] basis=None,
 ):
-    """Return bounds on the scores of float32 feature-major actions, (5, K), for tests: upper bounds
-    by few products (with a pool's directions, the rows of basis), by R, and by R one action at a
-    time; then lower bounds in two ways. They are computed from w and hold for w after the points
-    (n, d) have entered V, which is returned too. Returns None if there are no such bounds."""
+    """Return (bounds (5, K) on the scores of float32 feature-major actions, w after the points); None
+    if there are no such bounds. For tests.
+
+    The rows are upper bounds by few products (with a pool's directions, the rows of basis), by R,
+    and by R one action at a time; then lower bounds in two ways. The bounds are computed from w and
+    hold for w after the points (n, d) have entered V.
+    """
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(
@@ -343,7 +347,7 @@ cdef class FixedModel:
         return ff_fixed_inverse_norm(&self.model[0], &view, &self.w[0, 0], d, &scratch[0])
 
     def parts(self):
-        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, each (K,): tests."""
+        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, (3, K), for tests."""
         cdef int64_t k = <int64_t>self.model[1]
         return np.array(self.model)[8:8 + 3 * ((k + 7) // 8 * 8)].reshape(3, -1)[:, :k]
 

@@ -18,7 +18,7 @@ CHANCES = (<int64_t>1) << FF_CHANCE_BITS
 PARTS = (<int64_t>1) << FF_LOSS_BITS
 #: Who adds noise to scores.
 NOISES = {"none": FF_NOISE_NONE, "silos": FF_NOISE_SILOS, "server": FF_NOISE_SERVER}
-#: What decides, and the limits of `Coins.course`.
+#: The algorithms of `Coins.course` by name, and its largest numbers of experts and of silos.
 COURSES = {"leader": FF_COURSE_LEADER, "hedge": FF_COURSE_HEDGE, "sparse": FF_COURSE_SPARSE}
 COURSE_EXPERTS, COURSE_SILOS = FF_COLUMNS, FF_COURSE_SILOS
 #: The largest number of threads of one call.
@@ -364,6 +364,7 @@ cdef class Called(Losses):
             self.c.kind, self.c.call = FF_LOSS_CALLED, call_losses
 
     def error(self):
+        """Return the first exception of the function and forget it; None if there was none."""
         with cython.critical_section(self):
             failure, self.failure = self.failure, None
         return failure

@@ -109,8 +109,8 @@ def laplace_from_bits(const uint64_t[::1] bits):
 
 
 def ideal_normals(const uint64_t[::1] words):
-    """Return normals (2 half,) from words of radii and angles, and the number of radii that need
-    more than 64 bits."""
+    """Return normals (2 half,) from the words of ``half`` radii, then of ``half`` angles, and the
+    number of radii that need more than 64 bits."""
     cdef int64_t half = words.shape[0] // 2
     cdef double[::1] out = np.empty(2 * half)
     if half == 0:
@@ -120,7 +120,8 @@ def ideal_normals(const uint64_t[::1] words):
 
 
 def ideal_laplace(const uint64_t[::1] words):
-    """Return Laplace draws (n,), and the number of draws that need more than 64 bits."""
+    """Return Laplace draws (n,) from words (n,), and the number of draws that need more than 64
+    bits."""
     cdef double[::1] out = np.empty(words.shape[0])
     if words.shape[0] == 0:
         return np.asarray(out), 0

@@ -103,7 +103,8 @@ void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t nod
     draw_two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
 }
 
-/* Draw standard normals as ff_node_normals, for noise that is drawn once for all silos. */
+/* Draw standard normals as ff_node_normals does, for noise that is drawn once for all silos. Their
+ * number `silos` takes the place of the index of a silo. */
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals)
 {

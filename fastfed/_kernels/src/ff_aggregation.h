@@ -47,7 +47,7 @@ int64_t ff_noise_capacity(int64_t d);
 void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d,
                      double *restrict normals);
 
-/* The same for the noise of a sum over `silos` silos that is drawn once. */
+/* Draw the s standard normals of the noise of a sum over `silos` silos, if it is drawn once. */
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals);
 

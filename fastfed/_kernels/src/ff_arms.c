@@ -38,7 +38,9 @@ int64_t ff_arms_scratch(int64_t d) { return 4 * d; }
 
 /* Return the arm with the largest score by a function such as those of ff_draws.h, among the arms
  * that pass the sieve (NULL: all), and write its unit vector to x (d). Returns -1 if the function
- * fails. w (d, d): diagonal, of roots of the entries of V^-1; theta (d): estimates. */
+ * fails. w (d, d) is diagonal and holds the roots of the entries of V^-1; theta (d): estimates. An
+ * arm passes if its estimate plus 2 slack - 1 bonuses (`reached`) is at least the limit or the
+ * largest score. */
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
                        const double *restrict theta, double beta, double gamma,
                        const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -47,25 +49,25 @@ int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double
     double *scores = scratch, *roots = scratch + d, *estimates = scratch + 2 * d,
            *reached = scratch + 3 * d;
     double largest = -INFINITY;
-    const double factor = sieve ? 2.0 * sieve->slack - 1.0 : 0.0;
+    const double sieve_factor = sieve ? 2.0 * sieve->slack - 1.0 : 0.0;
     const double ranking = sieve ? sieve->ranking : 1.0;
     for (int64_t a = 0; a < d; a++) {
         const double root = w[a * d + a], bonus = beta * root + gamma * (root * root);
         scores[a] = 0.0;
         roots[a] = root;
         estimates[a] = theta[a];
-        reached[a] = theta[a] + factor * bonus;
+        reached[a] = theta[a] + sieve_factor * bonus;
         largest = theta[a] + bonus > largest ? theta[a] + bonus : largest;
     }
     if (score(NULL, key, round, d, d, NULL, roots, estimates, ranking * beta, ranking * gamma,
               scores) != d)
         return -1;
-    const double least = sieve && sieve->limit < largest ? sieve->limit : largest;
+    const double threshold = sieve && sieve->limit < largest ? sieve->limit : largest;
     int64_t chosen = -1;
     for (int64_t a = 0; a < d; a++) {
         if (!isfinite(scores[a]))
             return -1;
-        if ((!sieve || reached[a] >= least) && (chosen < 0 || scores[a] > scores[chosen]))
+        if ((!sieve || reached[a] >= threshold) && (chosen < 0 || scores[a] > scores[chosen]))
             chosen = a;
     }
     memset(x, 0, (size_t)d * sizeof(double));

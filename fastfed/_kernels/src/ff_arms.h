@@ -6,19 +6,19 @@
 #include "ff_base.h"
 #include "ff_scores.h"
 
-/* As ff_accumulate. */
+/* Add a data point as ff_accumulate does. */
 void ff_arms_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                         double y, int64_t d);
 
-/* As ff_observe, with W (d, d) of which only the diagonal is read and written. */
+/* Learn a data point as ff_observe does. Only the diagonal of W (d, d) is read and written. */
 double ff_arms_observe(double *restrict w, double *restrict theta, const double *restrict x,
                        double y, int64_t d);
 
 /* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d);
 
-/* As ff_scored, for a function that gets no features (x is NULL), no state, and in place of w the d
- * diagonal entries of W. */
+/* Choose an arm as ff_scored chooses an action. The function gets no features (x is NULL), no
+ * state, and in place of w the d diagonal entries of W. */
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
                        const double *restrict theta, double beta, double gamma,
                        const ff_sieve *sieve, int64_t d, double *restrict scratch,

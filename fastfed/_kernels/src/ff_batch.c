@@ -17,8 +17,8 @@
 
 /* ---- checks of values ------------------------------------------------------------------------ */
 
-/* The exponent bits of a double; here and below, bits are tested as integers, which compilers
- * vectorise: a test gives -1 or 0. */
+/* The exponent bits of a double. Here and below, bits are tested as integers, because compilers
+ * vectorise such tests. A test gives -1 or 0. */
 #define EXPONENT 0x7ff0000000000000
 /* The bits of 2^480. */
 #define MODERATE ((int64_t)(1023 + 480) << 52)
@@ -183,8 +183,8 @@ static double sum_of_squares(const double *x, int64_t n)
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* Return 1 if ||W x|| <= ||W||_F ||x|| proves that ||W x||^2 is below LARGEST_SQUARE for all n rows
- * x. */
+/* Return 1 if the inequality ||W x|| <= ||W||_F ||x|| proves that ||W x||^2 is below LARGEST_SQUARE
+ * for all n rows x. */
 static int norms_are_small(const double *w, const double *x, int64_t n, int64_t d)
 {
     return sum_of_squares(w, d * d) * sum_of_squares(x, n * d) <= 0.5 * LARGEST_SQUARE;
@@ -233,7 +233,7 @@ static void unpack_symmetric(const double *packed, int64_t d, double *a)
 }
 
 /* Add n data points to gram (d, d) and bias (d). Many points are added to a packed copy, which is
- * faster. */
+ * faster. Returns a status of ff_batch.h. */
 int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *y, int64_t n,
                      int64_t d, int64_t trusted)
 {
@@ -267,7 +267,7 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
 }
 
 /* Update an inverse (d, d) by n rows, after checking that all rows are finite and that x' V^{-1} x
- * does not overflow. */
+ * does not overflow. Returns a status of ff_batch.h. */
 int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_t d,
                              int64_t trusted)
 {
@@ -291,7 +291,8 @@ int ff_sherman_morrison_rows(double *inverse, const double *x, int64_t n, int64_
     return FF_FINE;
 }
 
-/* Update the inverse factor and theta by n data points, after checking them. */
+/* Update the inverse factor and theta by n data points, after checking them. Returns a status of
+ * ff_batch.h. */
 int ff_factor_rows(double *factor, double *theta, const double *x, const double *y, int64_t n,
                    int64_t d, int64_t trusted)
 {
@@ -303,8 +304,9 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
     if (!(scratch = get_scratch(local, 4 * d)))
         return FF_NO_MEMORY;
     /* ||W x|| only shrinks as rows are added, so checking all rows with the first factor is enough.
-     * The norms nearly always decide. The row checked last is the first one used, so its W x is in
-     * the scratch. */
+     * Nearly always norms_are_small proves it for all rows, and only row 0 is multiplied by W. Rows
+     * are checked from the last to the first, so the scratch then holds W x of row 0, which is used
+     * first. */
     for (int64_t p = n > 1 && norms_are_small(factor, x, n, d) ? 0 : n - 1; p >= 0 && n; p--) {
         ff_whiten(factor, x + p * d, d, scratch);
         if (!(ff_dot(scratch, scratch, d) <= LARGEST_SQUARE)) {
@@ -320,7 +322,8 @@ int ff_factor_rows(double *factor, double *theta, const double *x, const double 
     return FF_FINE;
 }
 
-/* Compute the inverse factor W of each of m matrices V (d, d). */
+/* Compute the inverse factor W of each of m matrices V (d, d), into factor (m, d, d). Returns a
+ * status of ff_batch.h. */
 int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, int64_t trusted)
 {
     double local[STACK_DOUBLES], *packed = get_scratch(local, ff_packed(d));
@@ -342,7 +345,8 @@ int ff_inverse_factors(const double *v, int64_t m, int64_t d, double *factor, in
     return status;
 }
 
-/* Solve V theta = u for each of n rows u, with the inverse factor of V. */
+/* Solve V theta = u for each of n rows u (n, d), with the inverse factor of V, into theta (n, d).
+ * Returns a status of ff_batch.h. */
 int ff_solve_rows(const double *factor, const double *u, int64_t n, int64_t d, double *theta,
                   int64_t trusted)
 {
@@ -411,15 +415,16 @@ static int models_are_valid(const double *factor, const double *theta, int64_t m
     return 1;
 }
 
-/* Compute the scores of all jobs (pairs of a set and a model) into scores (jobs, K), or, if scores
- * is NULL, the indices of the largest ones into index (jobs). Returns a status of ff_batch.h. */
+/* Compute the scores of all jobs (pairs of a set and a model) into scores (jobs, K). If scores is
+ * NULL, write the index of the largest score of each job to index (jobs) instead. Returns a status
+ * of ff_batch.h. */
 static int run_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                     double radius, double second_radius, int64_t trusted, double *scores,
                     int64_t *index)
 {
     const int64_t d = sets->dimension, jobs = sets->sets > models ? sets->sets : models;
     /* If there is one set, or one model, it serves all jobs (its step is 0). */
-    const int64_t i_step = sets->sets > 1, k_step = models > 1;
+    const int64_t set_step = sets->sets > 1, model_step = models > 1;
     double local[STACK_DOUBLES], *scratch;
     int status = FF_FINE;
     if (!trusted && !models_are_valid(factor, theta, models, d))
@@ -427,9 +432,10 @@ static int run_sets(const ff_sets *sets, const double *factor, const double *the
     if (!(scratch = get_scratch(local, d + ff_score_scratch(d, sets->actions))))
         return FF_NO_MEMORY;
     for (int64_t job = 0; job < jobs; job++) {
-        const ff_actions actions = ff_one_set(sets, i_step * job);
-        const double *w = factor + k_step * job * d * d, *estimate = theta + k_step * job * d;
-        if ((job == 0 || i_step) && !set_is_finite(sets, &actions)) {
+        const ff_actions actions = ff_one_set(sets, set_step * job);
+        const double *w = factor + model_step * job * d * d;
+        const double *estimate = theta + model_step * job * d;
+        if ((job == 0 || set_step) && !set_is_finite(sets, &actions)) {
             status = FF_BAD_ROW;
             break;
         }

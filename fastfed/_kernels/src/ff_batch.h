@@ -57,13 +57,13 @@ typedef struct {
 /* Return the i-th set. */
 ff_actions ff_one_set(const ff_sets *sets, int64_t i);
 
-/* Compute the scores of each set under each of its models, factor (m, d, d) and theta (m, d). One
- * set has all m models; otherwise all sets have the one model, or the i-th set has the i-th model.
- * out: (jobs, K), where jobs is the larger of n and m. */
+/* Compute the scores of each set under each of its models, factor (m, d, d) and theta (m, d). A
+ * single set is scored under all m models, and a single model scores all sets; otherwise the i-th
+ * model scores the i-th set. out: (jobs, K), where jobs is the larger of n and m. */
 int ff_score_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                   double radius, double second_radius, int64_t trusted, double *out);
 
-/* As ff_score_sets, but write the index of the largest score to out (jobs). */
+/* Write the index of the largest score of each job to out (jobs); jobs as in ff_score_sets. */
 int ff_argmax_sets(const ff_sets *sets, const double *factor, const double *theta, int64_t models,
                    double radius, double second_radius, int64_t trusted, int64_t *out);
 

@@ -37,8 +37,8 @@ static int half_evidence(const double *v, const double *b, double scale2, int64_
     return 0;
 }
 
-/* Compute R^2 (P, q) of one deviation into `out` (s): q, then packed P. P and q are the precision
- * and the precision times the mean that the other silos' sums give to theta:
+/* Compute R^2 (P, q) of deviation g of the grid into `out` (s): q, then packed P. The other silos'
+ * sums give theta a normal distribution with precision P and mean P^-1 q:
  *   Mat = ridge I + R^2 A + spread A^2,  P = A Mat^-1 A + prior I,  q = A Mat^-1 h,
  * where h and A are bias and covariance of `others` (a: A in full, square: A^2 packed). See
  * docs/own-rounds.md, generalised least squares. w, y (d, d), mat (packed) and z (d) are scratch.
@@ -79,16 +79,17 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
     return 0;
 }
 
-/* Compute a silo's posterior of theta: for each possible deviation of the silo from the others,
- * a prior from the released sums of the others, weighted by how well it predicts the silo's own
- * data. */
+/* Compute W (d, d) and theta (d) of a silo's posterior. For each possible deviation of the silo
+ * from the others, the released sums of the others give a prior. Each prior is weighted by how well
+ * it predicts the silo's own data. Returns 0, or 1 if a matrix is not finite. */
 int ff_belief(const ff_belief_model *model, const double *others, const double *local, int64_t d,
               double *w, double *theta, double *weights, double *scratch)
 {
     const int64_t s = ff_statistic(d), packed = ff_packed(d);
     double *a = scratch, *factor = a + d * d, *y = factor + d * d, *square = y + d * d;
     double *mat = square + packed, *priors = mat + packed, *evidence = priors + FF_MAX_GRID * s;
-    double *z = evidence + FF_MAX_GRID, *b = z + d, *rows = b + d, largest = -INFINITY, sum = 0.0;
+    double *z = evidence + FF_MAX_GRID, *b = z + d, *solve_scratch = b + d;
+    double largest = -INFINITY, sum = 0.0;
     /* A in full, from the packed covariance of the other silos. */
     for (int64_t i = 0, e = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++, e++)
@@ -138,6 +139,6 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
     }
     if (ff_factor(mat, d, w))
         return 1;
-    ff_solve(w, b, d, rows, theta);
+    ff_solve(w, b, d, solve_scratch, theta);
     return 0;
 }

@@ -2,9 +2,9 @@
 
 #include <math.h>
 
-/* Round each of the s entries of a data point, in [-1, 1], at random to a whole multiple of 1 / g
- * (`clamped`: one in [-1, 1]), and add that times g to sums (s). One word of `random` decides each
- * entry. */
+/* Round each of the s entries of a data point, in [-1, 1], at random to a multiple of 1 / g, and
+ * add g times the multiple to sums (s). If `clamped`, the multiple is in [-1, 1] too. One word of
+ * `random` decides each entry. */
 void ff_round_point(const double *restrict point, int64_t s, double g, int64_t clamped,
                     const uint32_t *restrict random, double *restrict sums)
 {
@@ -125,7 +125,8 @@ int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
         *out = invert_small(first, n);
         return 1;
     }
-    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS), around the mean. */
+    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS, whose names these are),
+     * around the mean: k is `quarter` + `offset`. */
     const int64_t quarter = n >> 2, remainder = n & 3;
     const double p = 0.25, std = sqrt((double)n * (p * (1.0 - p)));
     const double b = 1.15 + 2.53 * std, a = -0.0873 + 0.0248 * b + 0.01 * p;

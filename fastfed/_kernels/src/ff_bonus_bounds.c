@@ -8,8 +8,8 @@
  * factor R (ff_bonus_factor.h). K is the number of actions. */
 
 /* Number of vectors that QUAD integers fill, and number of groups of rows that are multiplied by
- * them together. With too few sums, additions wait for each other; more do not fit into the
- * registers. */
+ * them together. With fewer sums, additions would wait for each other; more sums would not fit into
+ * the registers. */
 #define QUAD_VECTORS (QUAD / LANES)
 #define GROUPS (FF_WIDE == 64 ? 2 : 1)
 
@@ -23,8 +23,8 @@ int64_t ff_bonus_bounds_size(int64_t d)
            few_size(d);
 }
 
-/* Compute R from W (d, d) and quantise it; then the cheap bounds, if requested. Returns 0 if there
- * is no R, else 1. */
+/* Compute R from W (d, d) and quantise it, then compute the cheap bounds if `cheap` is 1. Returns 0
+ * if there is no R, else 1. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
@@ -66,16 +66,16 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
  * and the same for theta. In float32, from z^2 (a sum of d squares) to the bound there are less
  * than d + 16 roundings. With g = (d + 16) u / (1 - (d + 16) u), u = 2^-24, a mean and a norm have
  * relative errors of at most g. The factor 1.01 covers the rounding of the bounds and of the exact
- * float64 score. Underflow costs a square 2^-126, a root 2^-63, and a length times anything less;
- * the added constants exceed that and are too small to matter.
+ * float64 score. Underflow changes a square by at most 2^-126, a root by 2^-63, and a multiple of a
+ * length by less. The added constants exceed these changes and are too small to matter.
  *
  * The W that is scored is the factor's W, updated by ff_observe in float64, one data point at a
- * time. With u = 2^-53, row i of the next W is kept W_i - taken sum_k z_k W_k, kept <= 1 and taken
- * ||z_<i|| <= 1, each accurate to (d + 8) u. So it has an error of at most 2 (d + 8) u
- * (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F, whatever z was.
- * MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F drift ||x|| to
- * b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at most sqrt(1 + c
- * (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
+ * time. With u = 2^-53, row i of the next W is p W_i - q sum_{k<i} z_k W_k with factors p <= 1 and
+ * q ||z_<i|| <= 1, each accurate to (d + 8) u (update_factor in ff_linalg.c). So it has an error of
+ * at most 2 (d + 8) u (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F,
+ * whatever z was. MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F
+ * drift ||x|| to b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at
+ * most sqrt(1 + c (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
 typedef struct {
     float slack, slope, slope_lost;
 } error_terms;
@@ -197,7 +197,7 @@ typedef struct {
     float mean, norm, slack, slope, slope_lost;
 } mean_terms;
 
-/* Return the terms for theta in 16 bits. */
+/* Return the terms for theta in 16 bits (t). factor: a bonus is at most factor ||R x||. */
 FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
 {
     return (mean_terms){(float)t.unit, (float)t.norm, slack_of(d),
@@ -302,8 +302,8 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-/* Compute upper bounds on ||R x|| by R for the n listed actions. A minus sign marks a bound by
- * R. */
+/* Compute upper bounds on ||R x|| by R for the n actions in `which`, into their entries of bound
+ * (K). A minus sign marks a bound by R. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
                      float *restrict bound)
@@ -323,8 +323,8 @@ void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
     }
 }
 
-/* Return a mask of the actions of one vector, first, first + 1, .., that have only a cheap bound
- * and an upper bound on the score of at least `from`. */
+/* Return a mask of the actions first, first + 1, .. of one vector that have a cheap bound, not one
+ * by R, and whose upper bound on the score is at least `from`. */
 FF_INLINE unsigned missing_from(const float *restrict upper, const float *restrict bound, f32s from,
                                 int64_t first, int64_t count)
 {
@@ -333,8 +333,9 @@ FF_INLINE unsigned missing_from(const float *restrict upper, const float *restri
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-/* Compute bounds on ||R x|| by R for at most GATHERED actions: those with the largest upper bounds
- * on scores among those with only a cheap bound. Returns their number. */
+/* Compute bounds on ||R x|| by R for at most GATHERED actions: those that have only a cheap bound
+ * and, among these, the largest upper bounds on scores. top: the largest entry of `upper`. Returns
+ * their number. */
 int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -415,7 +416,8 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
 }
 
 /* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers, into
- * upper: K entries, and others up to whole vectors. */
+ * upper: K entries, and others up to whole vectors. row, t: theta in 16 bits; factor: a bonus is at
+ * most factor ||R x||. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper)
 {
@@ -504,9 +506,10 @@ FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *r
 
 /* Return a lower bound on the score of an action, given its mean and a = ||W x|| in float64.
  *
- * Proof: since R was computed, a has fallen at most by the factor sqrt(grown) and by rounding of W.
- * So a (now) bounds a at that time from above, and r at that time leaves a lower bound on b at that
- * time. Since then b has fallen by at most moved a and rounding. */
+ * Proof. Since R was computed, a has fallen by at most the factor sqrt(grown) and rounding of W. So
+ * the present a gives an upper bound a_then on the a of that time. With r^2 = a^2 + c b^2, the
+ * lower bound on the r of that time gives a lower bound on the b of that time. Since then b has
+ * fallen by at most moved a_then and rounding. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d)
@@ -532,11 +535,11 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
 
 /* Return a lower bound on the score of an action, from its bound on r = ||R x||.
  *
- * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus first a + gamma b,
- * first > 0, is F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c)
- * first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q = sqrt(c)
- * r / ||x||. So p lies between the angle with equality and a right angle, and cos(p - p*) is
- * smallest at one of these two ends. Without a second bonus the cosine is 1.
+ * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus `first` a + gamma b
+ * with first > 0 equals F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma /
+ * (sqrt(c) first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q =
+ * sqrt(c) r / ||x||. So p lies between the angle at which equality holds and a right angle, and
+ * cos(p - p*) is smallest at one of these two angles. Without a second bonus the cosine is 1.
  *
  * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to no less than
  * a^2 / s, and to no less than a^2 / grown in all. b falls by at most the bound on its growth,
@@ -549,14 +552,15 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
  * The bound on the mean exceeds the mean by at most twice the error terms added to it. The error of
  * the exact score is that of `interval_of` in ff_bonus_scores.c. */
 float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
-                        int64_t a, float upper_mean, float bound, const double *restrict theta,
-                        double beta, double gamma, double moved, double grown, int64_t d)
+                        int64_t action, float upper_mean, float bound,
+                        const double *restrict theta, double beta, double gamma, double moved,
+                        double grown, int64_t d)
 {
-    const action_norms *norms_a = norms + a / LANES;
-    const double length = 1.0001 * (double)norms_a->length[a % LANES],
-                 lost = (double)norms_a->lost[a % LANES];
+    const action_norms *norms_a = norms + action / LANES;
+    const double length = 1.0001 * (double)norms_a->length[action % LANES],
+                 lost = (double)norms_a->lost[action % LANES];
     const double g = (double)slack_of(d), frobenius = bounds->model.frobenius, c = bounds->model.c;
-    const double r = least_norm(bounds, norms_a, a % LANES, bound, d);
+    const double r = least_norm(bounds, norms_a, action % LANES, bound, d);
     const double norm = 1.0001 * sqrt(f64_dot(theta, theta, d));
     /* theta in 16 bits has lost at most this much length. */
     const double theta_lost = norm * sqrt((double)d) / LENGTH;
@@ -575,16 +579,17 @@ float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restr
         bonus_factor = hypot(first, second);
         upper = hypot(beta + gamma * moved, second);
         /* The squared cosine of the angle p with equality. */
-        const double q = sqrt(c) * r / length, cosine = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
-        const double sine = q * cosine;
-        const double low = (sqrt(cosine) * first + sine * second) / bonus_factor,
+        const double q = sqrt(c) * r / length;
+        const double cosine_square = 2.0 / (1.0 + sqrt(1.0 + 4.0 * q * q));
+        const double sine = q * cosine_square;
+        const double low = (sqrt(cosine_square) * first + sine * second) / bonus_factor,
                      high = second / bonus_factor;
         cosine_bound = 0.999999 * (low < high ? low : high);
     }
-    const double exact = 8.0 * (double)(d + 16) * 0x1p-53 *
-                         (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
+    const double exact_error = 8.0 * (double)(d + 16) * 0x1p-53 *
+                               (norm + (beta + 2.0 * gamma * frobenius) * frobenius) * length;
     const double mean = (double)upper_mean - 2.0 * (error + 0x1p-79 * (1.0 + upper) * length);
-    const double least = mean + cosine_bound * bonus_factor * r - exact - 2.0 * drift -
+    const double least = mean + cosine_bound * bonus_factor * r - exact_error - 2.0 * drift -
                          1e-6 * (fabs(mean) + bonus_factor * fabs(r));
     return r > 0.0 ? ff_float_below(least) : -INFINITY;
 }

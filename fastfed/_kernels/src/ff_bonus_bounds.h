@@ -93,15 +93,16 @@ float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
                      int64_t *restrict which);
 
-/* Return a lower bound on the exact score of action a, given its upper bounds on the mean and (by
- * R) on ||R x||. norms: of all actions of the query. moved, grown: how V has changed since R was
- * computed (ff_bonus_cache.h). */
+/* Return a lower bound on the exact score of an action, given its upper bounds on the mean and (by
+ * R) on ||R x||. norms: the lengths, units and errors of all actions of the query. moved, grown:
+ * how V has changed since R was computed (ff_bonus_cache.h). */
 float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
-                        int64_t a, float upper_mean, float bound, const double *restrict theta,
-                        double beta, double gamma, double moved, double grown, int64_t d);
+                        int64_t action, float upper_mean, float bound,
+                        const double *restrict theta, double beta, double gamma, double moved,
+                        double grown, int64_t d);
 
-/* The same, given the action's mean <x, theta> and a = ||W x|| in float64, beta > 0. error: bound
- * on the rounding error of the score computed from them. */
+/* Return such a bound, given the mean <x, theta> of the action and a = ||W x|| in float64, beta >
+ * 0. error: bound on the rounding error of the score computed from them. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d);

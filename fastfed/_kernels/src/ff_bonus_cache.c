@@ -66,9 +66,10 @@ static void use_release(const ff_bonus_cache *cache, ff_bonus_silo *state)
 }
 
 /* Return 1 if cheap bounds are worth computing for the next batch. They take about d^3 products, as
- * bounding 2 d actions by R does. Most actions need no bound by R, unless cheap bounds failed for
- * most silos in the last batch; then they are tried now and then. A lazy silo chooses only once for
- * each query. */
+ * bounding 2 d actions by R does. Most actions then need no bound by R. If cheap bounds failed for
+ * most silos in the last batch, they are tried now and then only. They do not pay if eager silos
+ * (cache->own is set) are offered each query often (AGAIN); a lazy silo chooses only once for each
+ * query. choices: number of actions in all choices of the batch. */
 static int cheap_pays(const ff_bonus_cache *cache, int64_t released, double choices, int64_t silos,
                       int64_t d)
 {
@@ -104,8 +105,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
         state->grown_in_all = 1.0;
         state->made = 0;
         state->patience = 1;
-        /* Allow one more failure. */
         state->first_stage = has_cheap_bounds(bounds_of(cache->factor)) ? CHEAP : BY_FACTOR;
+        /* Allow one more failure of cheap bounds. */
         if (state->cheap_failures > MOST_FAILURES - FAILURE)
             state->cheap_failures = MOST_FAILURES - FAILURE;
         use_release(cache, state);
@@ -160,7 +161,7 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
  * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
  * any rounding of W x, because W was updated by the rounded value (ff_observe_whitened). v is that
  * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
- * of s. The factor 1.01 covers rounding here. */
+ * of s, which `precision` s covers. The factor 1.01 covers rounding here. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {
@@ -212,8 +213,9 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
                : largest;
 }
 
-/* Return the action with the largest ranking. If the bounds leave several actions, these are scored
- * exactly. Returns -1 if there are no bounds, or if they leave too many actions. */
+/* Return the action with the largest ranking, by the bounds of the query; see ff_bonus_cache.h. If
+ * the bounds leave several actions, these are scored exactly. Returns -1 if there are no bounds, or
+ * if they leave too many actions. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -303,8 +305,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     if (n == 0 || n > FEW(count)) {
         whitened_x->x[0] = NAN;
         state->work += cache->own ? count / 2 : MISS;
-        /* As in the first batch, where V is a multiple of I except for the silo's own points: retry
-         * when there are twice as many points. */
+        /* New bounds ruled out too little. That happens in the first batch, where V is a multiple
+         * of I except for the silo's own points. Retry after as many points again, at most
+         * MOST_PATIENCE. */
         if (cache->own && points_count == state->made_at)
             state->retry_at =
                 points_count + (points_count < MOST_PATIENCE ? points_count : MOST_PATIENCE);
@@ -419,6 +422,7 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     (void)d, (void)scratch;
 }
 
+/* Return -1: there are no bounds to choose by. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,

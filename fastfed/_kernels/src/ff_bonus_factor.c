@@ -43,7 +43,7 @@ ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t
     return lost < INFINITY ? (ff_bonus_factor){c, sqrt(total), lost} : none;
 }
 
-/* out = W'z, a block of columns of W after the other. */
+/* Compute out (d) = W'z, one block of columns of W at a time. */
 void ff_bonus_factor_back(const double *restrict w, const double *restrict z, int64_t d,
                           double *restrict out)
 {
@@ -88,7 +88,7 @@ FF_INLINE double add_row_products(const double *restrict w, const double *restri
                                   int64_t i, const int rows, double *restrict back)
 {
     const double *rows_w = w + i * d;
-    /* Vectors up to the last one that is not zero; that one may be cut. */
+    /* Vectors up to the last one that is not zero. The end of the row may cut that one. */
     const int64_t used = (i + rows - 1) / LANES64 + 1, cut = LANES64 * used > d;
     const int64_t end = LANES64 * (used - cut);
     const mask64 in = lanes64_of(d - end);
@@ -126,7 +126,7 @@ FF_INLINE double add_row_products(const double *restrict w, const double *restri
     return square;
 }
 
-/* Return ||W x||^2 and, if requested, ||W'W x||^2. */
+/* Return ||W x||^2 and, if with_second is 1, ||W'W x||^2. */
 ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int with_second,
                          int64_t d, double *restrict scratch)
 {

@@ -79,6 +79,7 @@ static double largest_eigenvalue(const double *restrict m, int64_t d, double *re
         current[j] = sign_of(j) / sqrt((double)d);
     }
     double last_norm = 0.0;
+    /* Lanczos steps. `high` bounds the eigenvalues of T by its rows (Gershgorin). */
     while (steps < steps_max) {
         multiply_rows(m, current, 1, d, following);
         const double diagonal_entry = dot(following, current, d);
@@ -118,8 +119,8 @@ static double largest_eigenvalue(const double *restrict m, int64_t d, double *re
     return high;
 }
 
-/* Compute 2 M x / high - x for each row of x (count, d), into out (count, d). The factor of an
- * eigenvector of M with eigenvalue in [0, high] is then in [-1, 1]. */
+/* Compute 2 M x / high - x for each row of x (count, d), into out (count, d). This multiplies an
+ * eigenvector of M with an eigenvalue in [0, high] by a number in [-1, 1]. */
 static void scaled_product(const double *restrict m, const double *restrict x, double high,
                            int64_t count, int64_t d, double *restrict out)
 {

@@ -62,7 +62,7 @@ static ff_interval interval_of_action(const ff_query *q, int64_t a, double *rest
 }
 
 /* Store the features of action a in q->x, its clipped features and their W x in q->known, unless
- * they are there. */
+ * they are there already. */
 static void whiten_action(ff_query *q, int64_t a)
 {
     if (q->taken == a)
@@ -118,7 +118,8 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
 }
 
 /* Return the action with the largest score among the n listed ones, scored one by one with error
- * bounds; -1 if n exceeds SINGLE_MAX or if the intervals of the best two overlap. */
+ * bounds. Returns -1 if n exceeds SINGLE_MAX or if the intervals of the best two overlap. first: an
+ * action whose score is in `best` already. */
 int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch)
 {
@@ -221,7 +222,8 @@ FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
     return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
 }
 
-/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist. */
+/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist.
+ * stage, exists, buffer: see ff_bonus_scores.h. */
 void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
                        void *restrict buffer)
 {
@@ -302,9 +304,9 @@ static float least_score(const ff_score_bounds *b, ff_query *q, int64_t a)
 
 /* List the actions whose upper bounds are not below the lower end of a score's interval, and return
  * their number. */
-int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval update_upper)
+int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score)
 {
-    return not_below(b, lower_end(update_upper));
+    return not_below(b, lower_end(score));
 }
 
 /* List the actions whose upper bounds are not below the score of *best, after refining their cheap

@@ -83,10 +83,11 @@ int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score);
 
 /* ff_score_with_error: return the score of action a with its error; W x is stored in `known` if the
  * silo learns. ff_least_by_factor: return a lower bound on the score of an action that is bounded
- * by R. It needs half of the products. */
+ * by R. It needs half as many products, because it does not compute W'W x. */
 ff_interval ff_score_with_error(ff_query *q, int64_t a);
-float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *k, const action_norms *restrict norms,
-                         int64_t a, float bound, double moved, double grown);
+float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
+                         const action_norms *restrict norms, int64_t a, float bound, double moved,
+                         double grown);
 
 /* Return the action with the largest score among the n actions in `which`, given the score of
  * action `first`; -1 if they are too many for single scores, or if rounding leaves doubt. scratch:

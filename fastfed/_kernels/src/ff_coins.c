@@ -43,13 +43,15 @@ enum { SURE = 0, BITS = 1, OPEN = BITS + FF_CHANCE_BITS, MASKS = OPEN + FF_CHANC
 /* Return the number of 64-bit integers that the masks fill. */
 int64_t ff_coins_masks(int64_t experts) { return MASKS * WORDS * plane_stride(experts) / 2; }
 
-/* Return the address of word w of a row of the masks, for block 0; that of other blocks follows. */
+/* Return the address of word w of a row of the masks, for block 0; the words of other blocks
+ * follow. */
 FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
 {
     return (const uint32_t *)c->masks + (row * WORDS + w) * c->stride;
 }
 
-/* Return the coins with these chances (d), and write their masks. */
+/* Return coins that are 1 with probabilities chance[k] / 2^31 for each expert k < d, and write
+ * their masks. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 {
     const int64_t size = group_size(experts), stride = plane_stride(experts);
@@ -60,6 +62,7 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
         uint32_t *word = (uint32_t *)masks + bit % BLOCK_BITS / 32 * stride + bit / BLOCK_BITS;
         word[SURE * WORDS * stride] |= c >> FF_CHANCE_BITS ? mask : 0;
         for (int p = 0; p < FF_CHANCE_BITS; p++) {
+            /* The bits of the chance in plane p and later planes. */
             const uint32_t from_here = c << (32 - FF_CHANCE_BITS) << p;
             word[(BITS + p) * WORDS * stride] |= from_here >> 31 ? mask : 0;
             word[(OPEN + p) * WORDS * stride] |= from_here ? mask : 0;
@@ -68,8 +71,8 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
     return coins;
 }
 
-/* Return a mask of word w of a block, with ones at those of bits from, .., to - 1 of the block that
- * are in this word. */
+/* Return a mask of word w of a block: ones at bits from, .., to - 1 of the block, as far as they
+ * lie in this word. */
 FF_INLINE uint32_t bits_of_word(int64_t from, int64_t to, int64_t w)
 {
     const int64_t low = from - 32 * w > 0 ? from - 32 * w : 0;
@@ -94,8 +97,8 @@ typedef uint16_t counts_of_rounds;
 #define DECIDE(ones, open, random, bits, later)                                                    \
     ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
 
-/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] are those of word w in rounds
- * s->index, s->index + 1, ... Other bits are 0. */
+/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] receives the coins of word w in
+ * rounds s->index, s->index + 1, ... Other bits are 0. */
 static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, int64_t end,
                         words_of_rounds (*restrict ones)[PARTS])
 {
@@ -107,6 +110,7 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, in
             ones[w][i] = (words_of_rounds){0} + (masks_of(c, SURE, w)[block] & within);
             open[w][i] = (words_of_rounds){0} + (masks_of(c, OPEN, w)[block] & within);
         }
+    /* One plane after the other, until no coin is open. */
     for (int p = 0; p < FF_CHANCE_BITS; p++) {
         ff_philox_indices(s, (uint32_t)(stride * p + block), (uint32_t(*)[ROUNDS])random);
         words_of_rounds any = {0};
@@ -124,8 +128,8 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, in
     }
 }
 
-/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] are those of word w.
- * Other bits are not specified. */
+/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] receives the coins of
+ * word w. Other bits are not specified. */
 static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int64_t to,
                        uint32_t *restrict ones)
 {
@@ -150,8 +154,8 @@ static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int6
     }
 }
 
-/* Draw the coins of up to LANES blocks, from block `first` on, in round s->index: ones[w][j] are
- * those of word w of block first + j. */
+/* Draw the coins of up to LANES blocks, from block `first` on, in round s->index: ones[w][j]
+ * receives the coins of word w of block first + j. */
 static void draw_blocks(const ff_coins *c, const ff_stream *s, int64_t first,
                         uint32_t (*restrict ones)[LANES])
 {
@@ -192,7 +196,7 @@ FF_INLINE void write_bits(uint32_t bits, int64_t low, int64_t high, uint32_t *re
             row[i] = bits >> i & 1;
 }
 
-/* Write the coins of one silo and round to row (d). */
+/* Write the coins of one silo and round to row (d). *s: the stream of silo 0 with index 0. */
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row)
 {
@@ -227,7 +231,8 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
  * sum of every coin over silos. */
 typedef words_of_rounds block_words[WORDS][PARTS];
 
-/* Add three bits in each place: `sum` receives the lower digit of the result, `carry` the other. */
+/* Add the bits `sum`, `other` and `carry` in each place: `sum` receives the lower digit of the
+ * result, `carry` the higher one. */
 #define ADD_BITS(type, sum, other, carry)                                                          \
     do {                                                                                           \
         const type both = (sum) & (other), either = (sum) ^ (other);                               \
@@ -276,15 +281,17 @@ static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 
 /* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
  * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for
- * DIGITS digits, of which those of the number `silos` are written. Other bits are not specified. */
+ * DIGITS digits, of which as many are written as the number `silos` has. Other bits are not
+ * specified. */
 static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
                         block_words *restrict digit)
 {
-    /* waiting[p], bits of value 2^p, is not yet added if bit p of `waits` is 1. Two such bits are
-     * added together, so only few digits change for a group. */
+    /* If bit p of `waits` is 1, waiting[p] holds bits of value 2^p that are not yet added to
+     * `digit`. They are added together with the next bits of that value, so only few digits change
+     * for each group. */
     block_words waiting[DIGITS], group[DIGITS_OF_GROUP];
-    const int64_t rest = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
-    const int64_t width = rest < BLOCK_BITS ? rest : BLOCK_BITS, words = (width + 31) / 32;
+    const int64_t coins = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
+    const int64_t width = coins < BLOCK_BITS ? coins : BLOCK_BITS, words = (width + 31) / 32;
     const int64_t size = group_size(c->experts);
     ff_stream stream = *s;
     uint64_t waits = 0;
@@ -293,7 +300,7 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
         add_silos(digit, silos, width);
         return;
     }
-    /* One more: sums of groups are added as if each of their digits could be 1. */
+    /* One digit more, because sums of groups are added as if each of their digits could be 1. */
     memset(digit, 0, (size_t)(digits + 1) * sizeof *digit);
     for (int64_t silo = 0; silo < silos; silo += size) {
         const int64_t count = silos - silo < size ? silos - silo : size;
@@ -324,7 +331,8 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
 /* Return words 2 h and 2 h + 1 of a block in round l. */
 FF_INLINE uint64_t half_of(const block_words words, int64_t h, int64_t l)
 {
-    const uint32_t *low = (const uint32_t *)words[2 * h], *high = (const uint32_t *)words[2 * h + 1];
+    const uint32_t *low = (const uint32_t *)words[2 * h];
+    const uint32_t *high = (const uint32_t *)words[2 * h + 1];
     return low[l] | (uint64_t)high[l] << 32;
 }
 
@@ -345,7 +353,8 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* Add the coins of n rounds at all silos to to[0], .., to[n - 1] (d each). */
+/* Add `times` times the coins of rounds first, .., first + n - 1 at all silos to to[0], .., to[n -
+ * 1] (d each). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {

@@ -41,8 +41,8 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
 #define FF_COIN_ROUNDS FF_PHILOX_LANES
 
 /* Add the coins of silos 0..silos-1 in n <= FF_COIN_ROUNDS rounds, from round `first` on, to to[0],
- * .., to[n - 1] (d each). Entries of `to` may be equal; equal ones are neighbours. If there is one
- * silo, its coins are added `times` times. */
+ * .., to[n - 1] (d each). Entries of `to` may be equal; equal ones are neighbours. The coins are
+ * added `times` times: 1, or the number of silos if silo 0 stands for all of them. */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to);
 

@@ -14,7 +14,7 @@
 /* Losses of all experts in ROUNDS rounds, summed over all clients. */
 typedef struct {
     int16_t in[FF_COLUMNS][ROUNDS];     /* in each round */
-    int16_t before[FF_COLUMNS][ROUNDS]; /* in the rounds before it, if find_before was called */
+    int16_t before[FF_COLUMNS][ROUNDS]; /* before each round, once find_before has been called */
     int64_t total[FF_COLUMNS];          /* in all rounds */
 } round_losses;
 
@@ -30,11 +30,11 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
 static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
 {
     const ff_losses *l = c->losses;
-    const int64_t random = l->last - at < n ? l->last - at : n;
-    if (random > 0)
+    const int64_t random_rounds = l->last - at < n ? l->last - at : n;
+    if (random_rounds > 0)
         ff_coins_columns(&l->coins, s, l->common ? 1 : l->silos, at + 1, l->common ? l->silos : 1,
                          g->in);
-    clear_from(g, random > 0 ? random : 0, l->experts);
+    clear_from(g, random_rounds > 0 ? random_rounds : 0, l->experts);
     for (int64_t i = 0; l->planned >= 0 && i < n; i++)
         g->in[l->planned][i] = (int16_t)(l->silos * ff_planned_loses(l, at + i + 1));
 }
@@ -103,8 +103,9 @@ typedef int16_t numbers;
 #endif
 #define PARTS ((int)(sizeof(int16_t) * ROUNDS / sizeof(numbers)))
 
-/* Compute g->before and, for the time before each round, the leader (ROUNDS), and in `least`
- * (ROUNDS) the leader's loss minus c->lost[best]. best: the leader before the first round. */
+/* Compute g->before. For the time before each round, write the leader to `leader` (ROUNDS), and the
+ * leader's loss minus c->lost[best] to `least` (ROUNDS). best: the leader before the first
+ * round. */
 static void find_leaders(const ff_course *c, round_losses *g, int64_t best, int16_t *leader,
                          int16_t *least)
 {
@@ -239,7 +240,8 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
     r->lost = total;
 }
 
-/* Run rounds from + 1, .., to, up to ROUNDS at a time. */
+/* Run rounds from + 1, .., to, up to ROUNDS at a time, and return the last round that was run.
+ * asks: 1 if an exchange before round from + 1 is still to take place. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;
@@ -250,11 +252,12 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
     while (at < to) {
         int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
         const int64_t skips = at == from && !asks;
-        int64_t expert = s->expert; /* of all rounds; -1: it changes, or there are weights */
+        int64_t expert = s->expert; /* of these n rounds; -1: it changes, or there are weights */
         double loss[ROUNDS] FF_ALIGNED;
         draw(c, &coin, at, n, &g);
         find_totals(&g, d);
         if (c->decides == FF_COURSE_SPARSE) {
+            /* Stop before the exchange whose query exceeds the threshold. */
             const int64_t done = s->spent ? n : first_above(c, &g, n, skips);
             if (done == 0)
                 return at;
@@ -267,6 +270,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
         } else {
             const int64_t best = find_leader(c->lost, d, &gap);
             if (c->decides == FF_COURSE_LEADER && (skips || gap <= most)) {
+                /* The leader may change within these rounds. */
                 int16_t leader[ROUNDS] FF_ALIGNED, least[ROUNDS] FF_ALIGNED;
                 find_leaders(c, &g, best, leader, least);
                 if (skips)
@@ -278,6 +282,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
                 }
                 expert = -1;
             } else if (c->decides == FF_COURSE_HEDGE && gap - most < c->alone) {
+                /* The table must reach the largest loss that may exceed the best expert's. */
                 int64_t largest = 0;
                 for (int64_t k = 0; k < d; k++)
                     largest = c->lost[k] > largest ? c->lost[k] : largest;
@@ -286,6 +291,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
                 weigh(c, &g, best, loss);
                 expert = -1;
             } else {
+                /* One expert leads, or has weight 1, in all these rounds. */
                 c->switches += best != s->expert;
                 s->expert = expert = best;
             }

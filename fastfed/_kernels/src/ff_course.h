@@ -33,10 +33,10 @@ typedef struct {
     ff_regret *regret;
 } ff_course;
 
-/* Run rounds from + 1, .., to. asks: 0 if round from + 1 begins without an exchange, or after one
- * that has taken place. Returns the number of the last round that was run: `to`; or an earlier one,
- * if Hedge needs a longer table for the next round, or if the query of the next exchange exceeds
- * the threshold. */
+/* Run rounds from + 1, .., to. asks: 0 if no exchange comes before round from + 1, or if that
+ * exchange has already taken place. Returns the number of the last round that was run: `to`; or an
+ * earlier one, if Hedge needs a longer table for the next round, or if the query of the next
+ * exchange exceeds the threshold. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks);
 
 #endif

@@ -5,7 +5,8 @@
 /* Attempts reserved for one gamma variable. An attempt fails with probability below 0.05. */
 enum { ATTEMPTS = 256 };
 
-/* Return a uniform number in (0, 1], of 53 bits: draw i of a key, as fastfed.counter_rng. */
+/* Return a uniform number in (0, 1], of 53 bits: draw i of a key, as fastfed.counter_rng draws
+ * it. */
 static double uniform(uint64_t key, uint64_t i)
 {
     uint64_t z = key + (i + 1) * UINT64_C(0x9E3779B97F4A7C15);

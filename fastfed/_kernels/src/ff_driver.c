@@ -76,6 +76,8 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     const int64_t delay = delay_of(run, c, silo, round);
     double *points = c->late + silo * n * (d + 1);
     int64_t *next = c->late_next + silo * n, *ends = c->late_ends + silo * n * 2;
+    /* Append this round's slot to the list of the round in which the point arrives. Lists hold slot
+     * numbers plus one; 0 ends a list. */
     if (delay < n) {
         const int64_t slot = round % n;
         memcpy(points + slot * (d + 1), p->feature, (size_t)d * sizeof(double));
@@ -107,12 +109,13 @@ static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t si
     return ff_policy_choose(run, &view, silo, round, 0, actions, p);
 }
 
-/* Simulate one round of one silo and curve: choose an action, draw its reward, clip both, add them
- * to the batch, and learn from them. Returns a status. */
+/* Simulate one round of one silo and curve: choose an action, draw its reward, clip its features
+ * and the reward, add them to the batch, and learn from them. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
     const int64_t d = run->dimension;
+    /* In this round a silo with its own clock may serve no user. */
     if (c->serves && !c->serves[silo * run->horizon + round - 1])
         return FF_OK;
     const int is_local = ff_policy_own(run, c, silo, round);
@@ -148,10 +151,12 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         }
         y -= c->reward_centre;
     }
+    /* If users send bits, silos learn from the debiased bit in place of the reward. */
     if (c->flips) {
         ff_policy_draw_bit(run, silo, round, p->random);
         y = ff_policy_bit(c, y, p->random);
     }
+    /* Update the silo's own sums and model; a local round changes nothing else. */
     if (c->share_until) {
         const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
         if (status != FF_OK || is_local)
@@ -205,7 +210,8 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next_checkpoint = checkpoint_from(run, first), status = FF_OK;
-    /* `ahead` describes the memory of this round and of the next one, in turns. */
+    /* The two entries of `ahead` describe the memory of this round and of the next one, in
+     * turns. */
     ff_ahead ahead[2];
     const ff_ahead *prefetched = NULL;
     for (int64_t round = first; round <= last; round++) {
@@ -248,8 +254,9 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
-/* Begin local rounds after a release: subtract the silo's contribution from the released total, and
- * compute the silo's posterior given the other silos' part. Returns a status. */
+/* Begin local rounds after a release: subtract the silo's contribution (in c->own_rest) from the
+ * released total, which leaves the part of the other silos, and compute the silo's posterior given
+ * that part. Returns a status. */
 static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -309,9 +316,9 @@ static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
         begin_own(task->run, task->curve, silo, scratch_of(task->run, thread));
 }
 
-/* Synchronise after `round`: all silos report (unless `reported`), the server combines the
- * messages, and all silos adopt the new estimate. With their own clocks, only the silos of the
- * exchange do so. Returns a status. */
+/* Synchronise after `round`: all silos report, the server combines the messages, and all silos
+ * adopt the new estimate. If silos have their own clocks, only those of the exchange report and
+ * adopt it. reported: 1 if the silos have already reported. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;
@@ -401,8 +408,8 @@ static int64_t run_groups(ff_run *run, int64_t first, int64_t last, uint64_t *gr
     return *grouped ? status_of(run) : FF_OK;
 }
 
-/* Simulate rounds first..last of all silos; no synchronisation lies before the end of `last`.
- * Returns a status. */
+/* Simulate rounds first..last of all silos; no synchronisation comes before the end of round
+ * `last`. watch, reports, grouped: see ff_task. Returns a status. */
 static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch, int reports,
                         uint64_t grouped)
 {
@@ -413,7 +420,8 @@ static int64_t run_span(ff_run *run, int64_t first, int64_t last, int64_t watch,
     return status_of(run);
 }
 
-/* Rewind a silo that was simulated beyond round `last`, and simulate rounds first..last again. */
+/* Rewind a silo and simulate rounds first..last again, unless its simulation ended with round
+ * `last`, in which its trigger fired. */
 static void rerun(const ff_run *run, ff_curve *c, int64_t silo, int64_t first, int64_t last,
                   double *scratch)
 {
@@ -498,7 +506,7 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     return FF_OK;
 }
 
-/* Return a bit for each curve. */
+/* Return a mask with a 1 for each curve of the run. */
 static uint64_t all_curves(const ff_run *run)
 {
     return ~(uint64_t)0 >> (FF_MAX_CURVES - run->curve_count);

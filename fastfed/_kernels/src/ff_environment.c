@@ -66,8 +66,8 @@ typedef struct {
     int64_t many, sum;
 } near_top;
 
-/* Return the largest of k means less `margin`, the number of means of at least that, and the sum of
- * their indices: if there is one, this is its index. */
+/* Return the largest of k means less `margin`, how many means reach that value, and the sum of
+ * their indices. If one mean reaches it, the sum is its index. */
 FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
 {
     int64_t whole = 0;
@@ -129,8 +129,9 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
     return best;
 }
 
-/* Get the actions of one round: a view of stored rows, or features that the environment computes.
- * Check their number and expected rewards. */
+/* Write the actions of one round to `out`: a view of stored rows, or features that the environment
+ * computes and whose number and expected rewards are checked. Returns FF_OK or a negative
+ * status. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_ahead *prefetched, ff_ahead *next_ahead, void *x,
                       double *mean, ff_actions *out)
@@ -283,8 +284,8 @@ double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
                    sphere->dimension, a);
 }
 
-/* x = (u / sqrt 2, constant), with u uniform on the unit sphere in d - 1 dimensions, drawn for
- * every (round, silo). */
+/* Write the K actions and their means, and return K: x = (u / sqrt 2, constant), with u uniform on
+ * the unit sphere in d - 1 dimensions, drawn for every (round, silo). */
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
@@ -316,9 +317,9 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
 
 /* ---- gap ------------------------------------------------------------------------------------- */
 
-/* Draw m, the expected reward of every action, into `mean`. random: K words of scratch. Streams of
- * these purposes have index 0 for an instance or an order; rounds begin with 1, so no stream is
- * used twice. */
+/* Draw m, the expected reward of every action, into `mean`. random: K words of scratch. Other
+ * streams of these purposes, for an instance or an order of queries, have index 0. Rounds begin
+ * with 1, so no stream is used twice. */
 FF_INLINE void gap_targets(const ff_gap *gap, uint64_t seed, uint32_t replicate, uint32_t silo,
                            uint32_t round, uint32_t *restrict random, double *restrict mean)
 {
@@ -388,10 +389,11 @@ FF_INLINE void gap_features(int n, int64_t first, const ff_gap *gap, const parts
     }
 }
 
-/* x = m theta + sqrt(1 - m^2) b, with b uniform in the unit ball orthogonal to theta. The first n
- * coordinates of a uniform point on the sphere in n + 2 dimensions are uniform in the n-ball. Here
- * n = d - 1, the point is (g, h) normalised (d + 1 normals), and the two omitted coordinates are
- * <g, theta> and h. So neither a radius nor a power is needed. */
+/* Write the K actions and their means m, and return K: x = m theta + sqrt(1 - m^2) b, with b
+ * uniform in the unit ball orthogonal to theta. The first n coordinates of a uniform point on the
+ * sphere in n + 2 dimensions are uniform in the n-ball. Here n = d - 1, the point is (g, h)
+ * normalised (d + 1 normals), and the two omitted coordinates are <g, theta> and h. So neither a
+ * radius nor a power is needed. */
 int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                     void *restrict buffer, double *restrict mean)
 {
@@ -447,8 +449,8 @@ double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 #define HARD_FIRST 5463142506141194LL
 
 /* Draw the two actions of the hard instance. Action 0 has z ~ N(0, I_2), truncated to the unit
- * disc, in one of d/2 blocks; action 1 is zero. z is made by Box-Muller with its first uniform
- * restricted to [exp(-1/2), 1], which is the truncation. Feature-major. */
+ * disc, in one of d/2 blocks; action 1 is zero. Returns 2. z is made by Box-Muller with its first
+ * uniform restricted to [exp(-1/2), 1], which is the truncation. Feature-major. */
 int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                      void *restrict buffer, double *restrict mean)
 {
@@ -495,7 +497,8 @@ int64_t ff_pool_query(const ff_pool *pool, uint64_t seed, int64_t replicate, int
     return first + ff_uniform_int(&s, n);
 }
 
-/* Point `out` to the stored rows of a round's query, without a copy. */
+/* Point `out` to the stored rows of a round's query, without a copy. prefetched: what ff_pool_ahead
+ * returned for this round, or NULL. Returns FF_OK. */
 int64_t ff_pool_borrow(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                        const ff_ahead *prefetched, void *buffer, ff_actions *out)
 {

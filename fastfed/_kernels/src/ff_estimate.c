@@ -60,7 +60,8 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
-/* Return the inflation 1 + lowered min(inverse, 1 / floor) of the direct radius. */
+/* Return the inflation 1 + lowered min(inverse, 1 / floor) of the direct radius, for a lambda that
+ * was lowered by `lowered`; see ff_estimate.h. */
 double ff_inflation(double lowered, double floor, double inverse)
 {
     return lowered > 0.0 ? 1.0 + lowered * (inverse * floor < 1.0 ? inverse : 1.0 / floor) : 1.0;
@@ -72,14 +73,15 @@ double ff_log_inflation(const ff_radius *radius, double inflation)
     return ff_log(inflation / radius->anchor);
 }
 
-/* Return the dimension of a confidence set: d, or 1 with arms, where every arm has one. */
+/* Return the dimension of a confidence set: d, or 1 with arms, where every arm has a separate
+ * set. */
 FF_INLINE double coordinates(const ff_radius *radius, int64_t d)
 {
     return radius->arms ? 1.0 : (double)d;
 }
 
-/* Return ln det V from W (d, d) or, with arms, the logarithm of the largest entry of V: that of the
- * smallest diagonal entry of W. */
+/* Return ln det V from W (d, d) or, with arms, the logarithm of the largest entry of V, which is -2
+ * ln of the smallest diagonal entry of W. */
 double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
 {
     if (!radius->arms)
@@ -109,8 +111,8 @@ double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t 
            gamma / sqrt(radius->anchor);
 }
 
-/* Return the slack of a sieve: a lower bound on C ||x||_{A^-1} / (the bonus of x), or 1 if that is
- * larger. */
+/* Return the slack of a sieve: a lower bound on C ||x||_{A^-1} / (the bonus of x), where V >= A /
+ * inflation; but at least 1. width: C. */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
 {
     /* The last factor covers rounding error. */

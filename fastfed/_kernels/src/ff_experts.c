@@ -13,7 +13,7 @@
 
 /* ---- Sums ---------------------------------------------------------------------------------- */
 
-/* Return the sum of n numbers in the same order of additions as NumPy. */
+/* Return the sum of n numbers in the same order of additions as NumPy; inline for n <= 128. */
 FF_INLINE double pairwise(const double *a, int64_t n)
 {
     if (n < 8) {
@@ -81,8 +81,8 @@ static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *re
     return smallest;
 }
 
-/* Choose the leader, the expert with the smallest loss, after every exchange; return the number of
- * changes. */
+/* Choose the leader, the expert with the smallest loss, after every exchange, and write it to
+ * chosen (n). Returns the number of changes. */
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen)
 {
@@ -183,8 +183,9 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
 /* Number of Laplace numbers that are drawn by one call. */
 #define NOISES 64
 
-/* Keep the current expert until the noisy query of an exchange exceeds the threshold, and return
- * that segment; n if none does. */
+/* Keep the current expert until the noisy query of an exchange exceeds the threshold. Returns the
+ * segment after that exchange, or n if no query exceeds it. chosen[i] receives the expert of
+ * segment i. */
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
 {
@@ -249,8 +250,9 @@ FF_INLINE int reaches(const ff_regret *r, const ff_segments *g, int64_t i)
     return r->at < r->count && g->edges[i + 1] == r->checkpoints[r->at];
 }
 
-/* Return the number of segments from i on, at most TOGETHER, that are settled one by one: none but
- * the last reaches a checkpoint, and their weights are consecutive rows. */
+/* Return the number of segments from i on, at most TOGETHER, that can be added together. Each of
+ * them is settled or reaches a checkpoint, only the last one may reach a checkpoint, and their
+ * weights are consecutive rows. */
 static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
 {
     int64_t run = 0;
@@ -363,8 +365,8 @@ static double gradient_change_bound(const ff_walk *w, const double *x, const dou
 }
 
 /* Compute the gradient estimates (m, d) of all clients for a leaf at x (d) into w->v: at depth 0 if
- * losses are linear, otherwise at the depths from the leaf's to the tree's. *v receives their
- * address. Returns FF_OK or a negative status. */
+ * losses are linear, otherwise at every depth from that of the leaf to that of the tree. *v
+ * receives their address. Returns FF_OK or a negative status. */
 static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
                              const ff_losses_scratch *scratch, const double *x, const double **v)
 {
@@ -385,7 +387,7 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
         for (int64_t j = 0; j < size; j++)
             estimates[j] = parent ? estimates[j - size] + w->sums[j] / n : w->sums[j] / n;
     }
-    /* Left children below have the same estimates and the same point. */
+    /* The left children below this node have the same estimates and the same point. */
     if (!w->linear)
         for (int64_t depth = h; depth <= leaf->tree; depth++) {
             if (depth > h)
@@ -395,8 +397,9 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
     return FF_OK;
 }
 
-/* Perform one exchange for each leaf: sum the silos' gradient estimates, add noise, and move x
- * towards the expert with the smallest score (Frank-Wolfe). */
+/* Perform one exchange for each leaf: average the silos' gradient estimates, add noise, and move x
+ * (d) towards the expert with the smallest score (Frank-Wolfe), which is written to targets
+ * (count). Returns FF_OK or a negative status. */
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
                        int64_t *targets)

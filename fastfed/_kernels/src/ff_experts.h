@@ -36,8 +36,8 @@ void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t 
 void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, double rate,
                         double *exponents);
 
-/* Return a bound on each expert's loss less that of the best expert, in units, before segments
- * 1..n-1 and the first. */
+/* Return an upper bound on any expert's loss less that of the best expert, in units, at the start
+ * of every segment. */
 int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost);
 
 /* Compute the weights of Hedge after each exchange, rows (exchanges, d). table[j] is the
@@ -95,8 +95,8 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
 
 /* A leaf of the trees of a phase; see frank_wolfe.py. */
 typedef struct {
-    int64_t tree, depth, start, stop; /* tree and depth of the leaf; its rounds are start..stop -
-                                       * 1 of the phase */
+    int64_t tree, depth, start, stop; /* number of the tree, which is its depth; depth of the
+                                       * leaf; its rounds are start..stop - 1 of the phase */
     double step, scale; /* step length; scale of the Laplace noise */
 } ff_leaf;
 

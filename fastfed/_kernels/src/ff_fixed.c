@@ -18,8 +18,9 @@
 /* Number of data points that are queued before all are subtracted from X V^{-1} X' and X V^{-2} X'
  * in one pass over these matrices. */
 #define QUEUE 16
-/* Number of rows of X V^{-1} X' or X V^{-2} X' from which the queue is subtracted together, and of
- * matrices: LANES columns of them fit into registers, and are enough sums that none waits. */
+/* Number of rows of X V^{-1} X' or X V^{-2} X' from which the queue is subtracted together, and
+ * number of these matrices. LANES columns of the rows fit into the registers, and are enough sums
+ * for additions not to wait for each other. */
 #define ROWS_AT_ONCE (WIDTH == 8 ? 8 : 4)
 #define MATRICES_AT_ONCE (WIDTH == 8 ? 2 : 1)
 
@@ -69,7 +70,7 @@ static int64_t size_of(int64_t n, int64_t d)
 /* Return the number of doubles in a model of at most `actions` actions. */
 int64_t ff_fixed_size(int64_t actions, int64_t d)
 {
-    /* The model by pairs may be larger than that of more actions. */
+    /* A model by pairs may be larger than a model of more actions, which is not by pairs. */
     const int64_t pairs = actions < pairs_up_to(d) ? actions : pairs_up_to(d);
     const int64_t of_pairs = size_of(pairs, d), of_all = size_of(actions, d);
     return padded(of_pairs > of_all ? of_pairs : of_all);
@@ -99,6 +100,7 @@ FF_INLINE parts cut(double *model)
     m.weight = m.clipped + m.np;
     m.z = m.weight + m.np;
     m.u = m.z + m.np;
+    /* The remaining arrays are those by pairs, or those of V^-1; both begin here. */
     double *const next = m.u + m.np;
     m.g = m.inverse = next;
     m.h = next + m.n * m.np;
@@ -246,7 +248,8 @@ static void multiply_actions(const ff_actions *actions, const double *v, int64_t
         multiply_columns(rest, LANES, v, d, out + whole, 0, VECTORS);
 }
 
-/* Compute the model of all actions from W and theta. */
+/* Compute the model of all actions from W (d, d) and theta (d). bound: features are clipped to this
+ * norm when they are learned. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch)
 {
@@ -272,6 +275,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         fill_inverse(&m, w, multiple);
         memset(m.rows, 0, (size_t)(d * m.np) * sizeof(float));
     }
+    /* The features of the last K modulo LANES actions, then zeros (see multiply_actions). */
     const int64_t whole = m.n / LANES * LANES;
     for (int64_t j = 0; j < d; j++)
         for (int64_t a = whole; a < whole + LANES; a++)
@@ -387,7 +391,8 @@ FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
     return first_reaching(values, limit, m->np);
 }
 
-/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h). */
+/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h): whose
+ * mean plus `factor` bonuses is at least the limit or the largest score. */
 static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
 {
     const double factor = 2.0 * sieve->slack - 1.0;
@@ -395,13 +400,13 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
     const double *restrict second = m->second_root;
     double *restrict rank = m->rank;
     int64_t a = find_largest(m, f, m->rank);
-    const double value = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
+    const double best_reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
     /* Nearly always the best action by the ranking passes because of the limit. */
-    if (value >= sieve->limit)
+    if (best_reached >= sieve->limit)
         return a;
     const double largest = m->upper[find_largest(m, f, m->upper)];
     const double threshold = largest < sieve->limit ? largest : sieve->limit;
-    if (value >= threshold)
+    if (best_reached >= threshold)
         return a;
     for (a = 0; a < m->np; a += LANES)
         score_lanes(m, f, a);
@@ -412,7 +417,8 @@ static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
     return first_reaching(rank, largest_of(rank, m->np), m->np);
 }
 
-/* Return the chosen action, and store it in the model. */
+/* Return the action that is chosen by the largest score, or by the ranking of the sieve (NULL:
+ * none), and store it in the model. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
 {
     const parts m = cut(model);
@@ -532,8 +538,8 @@ static void read_products(const parts *m, int64_t k, int64_t queued)
     BY_TILES(m->np, subtract_points, m, k, queued);
 }
 
-/* Compute the entries of X along and X across of actions a, a + 1, .. (`vectors` vectors) into z
- * and u. */
+/* Compute the products of actions a, a + 1, .. (`vectors` vectors) with the vector `along` into z,
+ * and with `across` into u. */
 FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
 {
     loose z[TILE_VECTORS], u[TILE_VECTORS];
@@ -569,8 +575,8 @@ FF_INLINE void multiply_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->v + j + v * WIDTH, sum[v]);
 }
 
-/* Subtract along along' from columns j, j + 1, .. (`vectors` vectors) of V^{-1}. The same entries
- * of (V^{-1} before) along are written to `across`. */
+/* Subtract along along' from columns j, j + 1, .. (`vectors` vectors) of V^{-1}. Before that, write
+ * the same entries of V^{-1} along to `across`. */
 FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
 {
     loose sum[TILE_VECTORS], along[TILE_VECTORS];
@@ -608,23 +614,23 @@ static void update_all(const parts *m, double by, const double *zs, const double
     }
 }
 
-/* Learn x = f x_k. Let V be the Gram matrix before, P = V^{-1}, v = P x, s = 1 + <x, v> and
- * r = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and
- * u = X (P r v - q r v / 2),
+/* Learn x = f x_k. Let V be the Gram matrix before that, P = V^{-1}, v = P x, s = 1 + <x, v> and r
+ * = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and u =
+ * X (P r v - q r v / 2),
  *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a.
- * Returns s. In the code, along = r v, and across = P along - half along. */
+ * Returns s. In the code, along = r v, half = q / 2, and across = P along - half along. */
 double ff_fixed_observe(double *model, double y)
 {
     const parts m = cut(model);
     const int64_t k = (int64_t)model[CHOSEN], d = m.d, dp = m.dp, np = m.np;
     int64_t queued = (int64_t)model[QUEUED];
-    const double f = m.factor[k], rest = y - f * m.mean[k];
+    const double f = m.factor[k], residual = y - f * m.mean[k];
     double s, r;
     m.weight[k] += f * f;
     if (m.arms) {
         /* An entry v of V becomes v + f^2. */
         s = 1.0 + f * f * m.width[k];
-        m.mean[k] += f * m.width[k] / s * rest;
+        m.mean[k] += f * m.width[k] / s * residual;
         m.width[k] /= s;
         m.second[k] = m.width[k] * m.width[k];
         compute_roots(&m, k & -LANES);
@@ -640,7 +646,7 @@ double ff_fixed_observe(double *model, double y)
             z[a] = scale * m.z[a];
             u[a] = scale * m.u[a] - half * z[a];
         }
-        update_all(&m, r * rest, z, u);
+        update_all(&m, r * residual, z, u);
         model[QUEUED] = (double)++queued;
         if (queued == QUEUE) {
             subtract_queue(&m, queued);
@@ -659,7 +665,7 @@ double ff_fixed_observe(double *model, double y)
         for (int64_t j = 0; j < dp; j++)
             m.across[j] -= half * m.along[j];
         BY_TILES(np, multiply_rows, &m);
-        update_all(&m, r * rest, m.z, m.u);
+        update_all(&m, r * residual, m.z, m.u);
     }
     return s;
 }
@@ -697,7 +703,7 @@ int ff_fixed_is_clipped(const double *model)
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
 }
 
-/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its start, a
+/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its first value, a
  * multiple of I, and the weight of every action. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch)

@@ -28,8 +28,8 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
                    double bound, int64_t released, int64_t d, double *scratch);
 
 /* Return the action with the largest score <x, theta> + beta ||x||_{V^-1} + gamma ||V^-1 x||, or,
- * if sieve is not NULL, the best action by its ranking among those that pass it. Of several, return
- * the one with the lowest index. */
+ * if sieve is not NULL, the best action by its ranking among those that pass it. If several tie,
+ * return the one with the lowest index. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve);
 
 /* Learn the reward y of the action that was chosen last. Returns the factor by which det V

@@ -9,8 +9,9 @@
 #define TOGETHER 2
 #define STEP (TOGETHER * WIDTH)
 
-/* Numbers of all silos in one round: beta, the factor on bonuses in the test of the sieve, and of
- * the chosen arm the estimate, 1 / sqrt(V_aa), 1 / V_aa and the expected reward. */
+/* Numbers of all silos in one round: beta; the factor on bonuses in the test of the sieve; and
+ * estimate (mean), 1 / sqrt(V_aa) (root), 1 / V_aa (width) and expected reward of the chosen
+ * arm. */
 typedef struct {
     double beta[FF_GROUP] FF_ALIGNED, factor[FF_GROUP] FF_ALIGNED;
     double mean[FF_GROUP] FF_ALIGNED, root[FF_GROUP] FF_ALIGNED, width[FF_GROUP] FF_ALIGNED;
@@ -18,7 +19,7 @@ typedef struct {
 } numbers;
 
 /* Compute the radii (ff_determinant_radius) of WIDTH silos from l on, and the factors 2 slack - 1
- * (ff_slack). */
+ * (ff_slack). cap: C of the round, see ff_group_round. */
 FF_INLINE void bound_silos(const ff_group *g, double cap, int64_t l, numbers *n)
 {
     const loose grown = LOAD(g->log_det + l) + all(g->log_inflation);
@@ -34,8 +35,8 @@ FF_INLINE void bound_silos(const ff_group *g, double cap, int64_t l, numbers *n)
     STORE(n->factor + l, slack + slack - all(1.0));
 }
 
-/* Return the bonuses of WIDTH silos for entries of V whose roots and inverses are at the
- * addresses. */
+/* Return the bonuses of WIDTH silos for arms with 1 / sqrt(V_aa) at `root` and 1 / V_aa at
+ * `width`. */
 FF_INLINE loose bonus_of(const ff_group *g, loose beta, const double *root, const double *width)
 {
     return beta * LOAD(root) + all(g->gamma) * LOAD(width);
@@ -74,8 +75,8 @@ FF_INLINE void read_chosen(const ff_group *g, int64_t l, numbers *n)
     n->expected[l] = g->expected[l][arm];
 }
 
-/* Choose among the arms that pass the sieve, in WIDTH silos from l on, if the best arm by the
- * ranking does not pass. */
+/* If the best arm by the ranking does not pass the sieve in one of the WIDTH silos from l on,
+ * choose in all of them anew among the arms that pass. */
 FF_INLINE void test_sieve(ff_group *g, int64_t l, numbers *n)
 {
     const unsigned every = (1u << WIDTH) - 1u;
@@ -83,6 +84,7 @@ FF_INLINE void test_sieve(ff_group *g, int64_t l, numbers *n)
     const loose limit = all(g->sieve.limit), none = all(-INFINITY);
     const loose value =
         LOAD(n->mean + l) + factor * bonus_of(g, beta, n->root + l, n->width + l);
+    /* Usually the limit decides, and the largest score is not needed. */
     if (reaches(value, limit) == every)
         return;
     loose largest = none, top = none, arm = all(0.0);
@@ -104,7 +106,8 @@ FF_INLINE void test_sieve(ff_group *g, int64_t l, numbers *n)
         read_chosen(g, i, n);
 }
 
-/* Learn the rewards of WIDTH silos from l on. The entry v of V of a chosen arm becomes v + 1. */
+/* Draw the rewards of WIDTH silos from l on and learn them. uniform, learned: see ff_group_round.
+ * The entry v of V of a chosen arm becomes v + 1. */
 FF_INLINE void learn_rewards(ff_group *g, const double *uniform, const double *learned, int64_t l,
                              numbers *n)
 {
@@ -121,7 +124,8 @@ FF_INLINE void learn_rewards(ff_group *g, const double *uniform, const double *l
     STORE(n->root + l, root_of(shrunk));
 }
 
-/* Simulate one round of all silos. */
+/* Simulate one round of all silos: choose arms, draw rewards, and learn. The arguments are
+ * described in ff_group.h. */
 void ff_group_round(ff_group *g, const double *uniform, const double *learned, double cap)
 {
     numbers n;

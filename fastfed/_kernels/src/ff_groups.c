@@ -83,7 +83,9 @@ static void write_silo(const ff_run *run, ff_curve *c, const members *m, int64_t
     c->regret[silo] = m->g.regret[l];
 }
 
-/* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK. */
+/* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK, into m: the uniforms
+ * that decide rewards and, if users send bits, what each reward is learned as. Compute C of each
+ * round too (cap), if it is needed. */
 static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t round,
                        int64_t count, const ff_parts *p)
 {
@@ -106,7 +108,8 @@ static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t
                                  run->dimension);
 }
 
-/* Update the bounds on the eigenvalues of V^{-1}. */
+/* Copy all silos of a group to their models, and compute new bounds on the eigenvalues of
+ * V^{-1}. */
 static void update_inverses(const ff_run *run, ff_curve *c, members *m, int64_t round)
 {
     for (int64_t l = 0; l < m->silos; l++) {
@@ -118,7 +121,8 @@ static void update_inverses(const ff_run *run, ff_curve *c, members *m, int64_t 
     }
 }
 
-/* Record a round, and add its data points to the batches. learned: as for ff_group_round. */
+/* Record the actions and rewards of a round, and add its data points to the batches. learned: as
+ * for ff_group_round. */
 static void keep_round(const ff_run *run, ff_curve *c, const members *m, int64_t round,
                        const double *learned)
 {
@@ -138,7 +142,8 @@ static void keep_round(const ff_run *run, ff_curve *c, const members *m, int64_t
     }
 }
 
-/* Simulate rounds of a group. */
+/* Simulate rounds first..last of a group of silos and return 1. Return 0, with no round simulated,
+ * if a model is not of arms. */
 int ff_groups_run(const ff_run *run, ff_curve *c, int64_t group, int64_t first, int64_t last,
                   double *scratch)
 {

@@ -12,9 +12,9 @@ int64_t ff_groups_scratch(int64_t d);
  * rewards of 0 or 1, by a model of arms (ff_fixed.h). */
 int ff_groups_suit(const ff_run *run, const ff_curve *c);
 
-/* Simulate rounds first..last of group number `group`, silos FF_GROUP group, FF_GROUP group + 1,
- * .. of a suitable curve. Returns 0 if nothing was done, because the environment offers no unit
- * vectors; otherwise 1. scratch: the thread's. */
+/* Simulate rounds first..last of group number `group`, silos FF_GROUP group, FF_GROUP group + 1, ..
+ * of a suitable curve. Returns 1, or 0 if no round was simulated because the environment offers no
+ * unit vectors. scratch: the thread's. */
 int ff_groups_run(const ff_run *run, ff_curve *c, int64_t group, int64_t first, int64_t last,
                   double *scratch);
 

@@ -24,7 +24,8 @@ FF_INLINE int ends_token(char c)
     return is_blank(c) || c == '\n' || c == '#';
 }
 
-/* Parse at least one and at most digits_max digits. Returns the address after them, or NULL. */
+/* Parse at least one and at most digits_max digits into *value. Returns the address after them, or
+ * NULL if there are none or more. */
 FF_INLINE const char *parse_integer(const char *cursor, int64_t digits_max, int64_t *value)
 {
     const char *first = cursor;
@@ -35,8 +36,8 @@ FF_INLINE const char *parse_integer(const char *cursor, int64_t digits_max, int6
     return cursor == first || is_digit(*cursor) ? NULL : cursor;
 }
 
-/* Parse a decimal number. Returns the address after it, or NULL if there is none. *hard receives 1
- * if the value is not exact here. */
+/* Parse a decimal number into *value. Returns the address after it, or NULL if there is none. *hard
+ * receives 1 if only the exact parser rounds the number correctly; *value is then not written. */
 FF_INLINE const char *parse_decimal(const char *cursor, double *value, int *hard)
 {
     const int negative = *cursor == '-';
@@ -74,8 +75,9 @@ FF_INLINE const char *parse_decimal(const char *cursor, double *value, int *hard
     return cursor;
 }
 
-/* Read lines "relevance qid:number index:value ... # comment" into a table. Unusual lines end the
- * reading; numbers that need exact rounding are listed as hard. */
+/* Read lines "relevance qid:number index:value ... # comment" into a table. Returns
+ * FF_LETOR_UNUSUAL at the first unusual line. Numbers for the exact parser are listed in
+ * table->hard. */
 int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
 {
     table->rows = table->largest = table->hards = 0;
@@ -88,12 +90,14 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
     while (cursor < end) {
         while (is_blank(*cursor))
             cursor++;
+        /* Skip a comment, and a line without a row. */
         if (*cursor == '#')
             cursor = memchr(cursor, '\n', (size_t)(end - cursor));
         if (*cursor == '\n') {
             cursor++;
             continue;
         }
+        /* The relevance, then qid:number. */
         const int64_t row = table->rows;
         int64_t relevance, last = 0;
         cursor = parse_integer(cursor, 10, &relevance);
@@ -107,6 +111,7 @@ int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table
         if (!cursor || !ends_token(*cursor))
             return FF_LETOR_UNUSUAL;
         table->relevance[row] = (int32_t)relevance;
+        /* Pairs index:value up to the end of the line, or to a comment. */
         float *values = table->values + row * width;
         for (;;) {
             while (is_blank(*cursor))

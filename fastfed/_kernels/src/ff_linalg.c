@@ -33,7 +33,7 @@ typedef double two __attribute__((vector_size(16)));
 #endif
 #endif
 
-/* Add eight partial sums in a fixed order, the same at every SIMD width. */
+/* Return the sum of eight partial sums, added in an order that is the same at every SIMD width. */
 FF_INLINE double tree(const double *restrict s)
 {
     return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
@@ -218,6 +218,7 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < PARTS; v++)
             sum[r][v] = (loose){0};
+    /* Rows c..c + 7 end within these columns; their further entries are of U, and are masked. */
     int64_t k = c;
     for (; k < c + 8; k++)
         for (int v = 0; v < PARTS; v++) {
@@ -238,8 +239,8 @@ FF_INLINE void sum_rows_above(double *restrict w, int64_t d, int64_t first, int6
 }
 #endif
 
-/* Compute row i of W: -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. In place, from the
- * top. The contributions of rows before `from` are already in the row. */
+/* Compute row i of W: -(1/L_ii) sum_{k<i} L_ik W_k, with 1/L_ii on the diagonal. Works in place,
+ * for rows in ascending order. The contributions of rows before `from` are already in the row. */
 FF_INLINE void finish_row(double *restrict w, int64_t d, int64_t i, int64_t from)
 {
     double *restrict row = w + i * d;
@@ -599,7 +600,7 @@ void ff_rank_one(double *restrict gram, double *restrict bias, const double *res
     }
 }
 
-/* Update the inverse of V for V + x x'. */
+/* Replace inverse (d, d), which is V^{-1}, by (V + x x')^{-1}. */
 void ff_sherman_morrison(double *restrict inverse, const double *restrict x, int64_t d,
                          double *restrict scratch)
 {

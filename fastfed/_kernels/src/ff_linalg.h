@@ -44,7 +44,7 @@ void ff_whiten(const double *restrict w, const double *restrict x, int64_t d, do
 void ff_whiten_back(const double *restrict w, const double *restrict x, int64_t d,
                     double *restrict z, double *restrict back);
 
-/* As ff_observe, if the first d doubles of the scratch hold W x already. */
+/* Do the same as ff_observe, if the first d doubles of the scratch hold W x already. */
 double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch);
 
@@ -52,8 +52,8 @@ double ff_observe_whitened(double *restrict w, double *restrict theta, const dou
 void ff_accumulate(double *restrict gram, double *restrict bias, const double *restrict x,
                    double y, int64_t d);
 
-/* As ff_accumulate for n points, one after the other: point p is x (d) and y at points + p (d + 1).
- * Up to 8 doubles after the last point are read, but not used. */
+/* Do the same as ff_accumulate for n points, one after the other: point p is x (d) and y at points
+ * + p (d + 1). Up to 8 doubles after the last point are read, but not used. */
 void ff_accumulate_many(double *restrict gram, double *restrict bias,
                         const double *restrict points, int64_t n, int64_t d);
 

@@ -25,7 +25,8 @@ static void add_row(const uint32_t *restrict row, int64_t d, int64_t times,
         total[n] += times * (int64_t)row[n];
 }
 
-/* Compute the losses of all experts at one silo in one round, in units. */
+/* Compute the losses (d) of all experts at one silo in one round, in units, into scratch->row.
+ * Returns FF_OK or a negative status. */
 int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_losses_scratch *scratch)
 {
@@ -120,9 +121,10 @@ static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_
             if (l->planned >= 0)
                 to[i][l->planned] += l->silos * ff_planned_loses(l, base + i + 1);
         }
-        const int64_t random = l->last - base < n ? l->last - base : n;
-        if (random > 0)
-            ff_coins_add(&l->coins, &blocks->coin, rows, base + 1, random, times, to);
+        const int64_t random_rounds = l->last - base < n ? l->last - base : n;
+        if (random_rounds > 0)
+            ff_coins_add(&l->coins, &blocks->coin, rows, base + 1, random_rounds, times,
+                         to);
     }
     for (int64_t n = 0; n < d; n++) {
         if (head >= 0)
@@ -177,7 +179,8 @@ static void sum_block(void *work, int64_t index, int64_t thread)
     }
 }
 
-/* Add up the losses of all silos in each segment of rounds, in blocks that threads share. */
+/* Add up the losses of all silos in each segment of rounds, into totals (segments, d). Threads
+ * share the blocks of rounds. Returns FF_OK or a negative status. */
 int64_t ff_losses_sums(const ff_losses *l, uint64_t seed, int64_t replicate, const int64_t *edges,
                        int64_t segments, int64_t threads, const ff_losses_scratch *scratch,
                        int64_t *totals)
@@ -299,8 +302,8 @@ static void gradients_of(void *work, int64_t silo, int64_t thread)
         FF_ATOMIC_WRITE(&task->failed, status);
 }
 
-/* Add up the gradients of each silo's losses at x, minus those at `parent`; threads share the
- * silos. */
+/* Add to totals (m, d) the gradients of each silo's losses at x, minus those at `parent` (NULL:
+ * none). Threads share the silos. Returns FF_OK or a negative status. */
 int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate,
                             const int64_t *rounds, int64_t stride, int64_t n, const double *x,
                             const double *parent, const ff_gradient_bounds *bounds,
@@ -316,7 +319,8 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
     return gradients.failed;
 }
 
-/* Add to `lost` by how much the losses at x exceed those at the optimum, in rounds first..last. */
+/* Return `lost` plus the sum of the losses at x minus those at the optimum, in rounds first..last;
+ * NaN if a function failed. */
 double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const double *x, const double *optimum, double lost,
                         const ff_losses_scratch *scratch)
@@ -334,7 +338,7 @@ double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return lost;
 }
 
-/* Return the value of one loss at x, and write its gradient. */
+/* Return the value at x of one loss that is given as a gradient, and write the gradient (d). */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const double *x, double *gradient)
 {

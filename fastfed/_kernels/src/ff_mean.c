@@ -9,9 +9,9 @@
 #define SWEEPS 40
 #define RANK 1e-10
 
-/* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0, and rows p and q
- * of Q (rows, (d, d)), which become eigenvectors. t is the tangent of the angle, the smaller
- * root. */
+/* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0. Rotate rows p
+ * and q of Q (`rows`, (d, d)) too; the rows of Q become eigenvectors. t is the tangent of the
+ * angle, the smaller root. */
 static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
     const double off_diagonal = a[p * d + q];
@@ -38,8 +38,9 @@ static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t
     }
 }
 
-/* Compute theta = V^+ u by the eigenvectors of V (Jacobi rotations); eigenvalues near 0 are
- * dropped. */
+/* Compute theta (d) = V^+ u of a statistic (u, packed V) by the eigenvectors of V (Jacobi
+ * rotations); eigenvalues near 0 are dropped. Returns 1, or 0 and theta = 0 if a number is not
+ * finite. */
 int ff_least_squares(const double *restrict statistic, int64_t d, double *restrict scratch,
                      double *restrict theta)
 {

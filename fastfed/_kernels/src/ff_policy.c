@@ -3,7 +3,8 @@
  * factor, and theta its estimate. */
 #include "ff_policy.h"
 
-/* Return the confidence radius of a choice in a round. */
+/* Return the confidence radius of a choice in a round. log_det: ln det V of the model that
+ * chooses. */
 double ff_policy_radius(const ff_curve *c, double log_det, int64_t round, int64_t d)
 {
     const int64_t k = ff_entry(c);
@@ -22,8 +23,9 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
-/* Return the sieve of a round. The slack of a silo that learns alone changes in every round. fixed:
- * NULL, or the silo's model of these actions, which is used instead of w. */
+/* Return the sieve of a silo in a round. beta: the radius of the round. The slack of a silo that
+ * learns alone changes in every round. fixed: NULL, or the silo's model of these actions, which is
+ * used instead of w. */
 static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w,
                          const double *fixed, const ff_actions *actions, double beta, int64_t d,
                          double *scratch)
@@ -190,7 +192,8 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
                      p->feature);
 }
 
-/* Choose a uniformly random action, or the best action by the scores of a user's function. */
+/* Return a uniformly random action, or the best action by the scores of a user's function (-1 if it
+ * failed). */
 int64_t ff_policy_choose_otherwise(const ff_run *run, ff_curve *c, int64_t silo,
                                    int64_t round, const ff_actions *actions, const ff_parts *p)
 {
@@ -228,10 +231,11 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
-/* Choose the action of a local round, which may use the silo's raw data. The rule is one of three:
- * the largest score of the silo's own model; the same among the actions that pass a sieve by the
- * model of the silo's raw data (own_sieve_width > 0); or the largest of the smaller of two scores,
- * of the shared model and of the raw data (own_least). */
+/* Choose the action of a local round, which may use the silo's raw data. There are three rules. The
+ * action has the largest score under the silo's posterior. Or it has the largest such score among
+ * the actions that pass the sieve of a model of the silo's raw data (own_sieve_width > 0). Or the
+ * smaller of its scores under the shared model and under a model of the raw data is the largest
+ * (own_least). */
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
@@ -274,7 +278,7 @@ int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_p
 }
 
 /* Add the data point of a round to the silo's raw sums and local model. The posterior is recomputed
- * in rounds 2^k only, and updated by the point otherwise. */
+ * in rounds 2^k only; in other rounds the point updates its W and theta. Returns a status. */
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
                        double y, const ff_parts *p)
 {
@@ -293,6 +297,7 @@ int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
         double *shared = c->own_shared + silo * ff_statistic(d);
         ff_accumulate(shared + d, shared, p->feature, y, d);
     }
+    /* The posterior begins after the shared rounds. */
     if (!ff_mixed(c) && !is_local)
         return FF_OK;
     if ((round & (round - 1)) == 0)

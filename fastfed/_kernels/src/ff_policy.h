@@ -16,7 +16,8 @@ FF_INLINE int ff_policy_updates_inverse(int64_t round)
     return round >= 16 && (round & (round - 1)) == 0 && (round & 0x5555555555555555);
 }
 
-/* Return the bound of a round. V is at least anchor I. */
+/* Return the bound on the eigenvalues of V^{-1} that is used in a round. Before round 16 it is 1 /
+ * anchor, because V is at least anchor I. */
 FF_INLINE double ff_policy_inverse(const ff_curve *c, int64_t silo, int64_t round)
 {
     return round < 16 || c->inverses[silo] == INFINITY ? 1.0 / c->radius.anchor : c->inverses[silo];

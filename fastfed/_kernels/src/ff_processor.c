@@ -19,9 +19,9 @@ typedef struct {
     int level, vnni;
 } processor;
 
-/* Detect the level as the psABI of x86-64 defines it. The compilers' own __builtin_cpu_supports
- * knows the levels by name only from gcc 11 and clang 18 on, and needs a library that clang on
- * Windows does not link. */
+/* Return the level of this processor, as the psABI of x86-64 defines it, and whether it has AVX-512
+ * VNNI. The compilers' own __builtin_cpu_supports knows the levels by name only from gcc 11 and
+ * clang 18 on, and needs a library that clang on Windows does not link. */
 static processor detect(void)
 {
     uint32_t a, b, c, d, extended = 0, b7 = 0, c7 = 0;

@@ -72,7 +72,7 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
 {
     const int64_t s = ff_statistic(run->dimension), lot_start = (k - 1) / LOT * LOT;
     /* weights[i step] is the weight of draw i (counted from 0) in prefix k: f[k - 1 - i] or entry
-     * (k - 1, i). */
+     * (k - 1, i). The weights of the next prefix begin `next` numbers later. */
     const int toeplitz = c->release == FF_TOEPLITZ;
     const int64_t next = toeplitz ? 1 : c->releases, step = toeplitz ? -1 : 1;
     const double *weights = c->coefficients + (k - 1) * next;
@@ -158,9 +158,9 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
 {
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *batch = c->batch + silo * s, *message = c->messages + silo * s;
-    const double f = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
-    const ff_noise_std std = {f * c->noise_std.bias, f * c->noise_std.off_diagonal,
-                              f * c->noise_std.diagonal};
+    const double scale = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
+    const ff_noise_std std = {scale * c->noise_std.bias, scale * c->noise_std.off_diagonal,
+                              scale * c->noise_std.diagonal};
     /* The sum of the rounded points plus centred binomial noise. The p-sum restarts from zero. */
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
@@ -183,12 +183,14 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
                         p.normals);
         add_noise(c, batch, p.normals, &std, d, message);
     } else if (c->randomizer == FF_SEND_NOISY_SUM) {
+        /* The sum of all batches so far, with the noise of a prefix. */
         const ff_parts p = ff_cut(scratch, run);
         double *sum = c->sums + silo * c->levels * s;
         ff_add(sum, batch, s);
         release_noise(run, c, ff_name_of(run, silo), silo, k, &p);
         add_noise(c, sum, p.normals, &std, d, message);
     } else {
+        /* The p-sum of the tree node that this batch completes, or a sum of noisy nodes. */
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
         ff_psum(sums, batch, level, s);
         if (c->randomizer == FF_SEND_NODE) {
@@ -220,7 +222,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
 }
 
 /* Add a silo's message to the sum of the messages of earlier silos, which is in the row of silo 0.
- * A shuffler, or silos with their own clocks, need ff_protocol_combine to add them up. */
+ * With a shuffler, or silos with their own clocks, ff_protocol_combine adds up the messages
+ * instead. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo)
 {
     const int64_t s = ff_statistic(run->dimension);
@@ -301,7 +304,8 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     }
 }
 
-/* Compute W, theta and the radius that all silos use until the next synchronisation. */
+/* Compute W, theta and the radius that all silos use until the next synchronisation, and restart
+ * the bonus cache and the trigger. Returns a status. */
 int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
 {
     const int64_t d = run->dimension, k = ff_entry(c);

@@ -39,7 +39,8 @@ FF_INLINE void ff_protocol_accumulate(const ff_run *run, ff_curve *c, int64_t si
 void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch);
 
 /* Add a silo's message to the sum of the messages of earlier silos, which is in the first row of
- * c->messages. Called for all silos in order. Does nothing if a shuffler gives the order. */
+ * c->messages. Called for all silos in order. Does nothing if a shuffler gives the order, or if
+ * silos have their own clocks. */
 void ff_protocol_add(const ff_run *run, ff_curve *c, int64_t silo);
 
 /* Update c->total from the sum of the k-th messages (the server's part). If a shuffler gives the

@@ -111,8 +111,8 @@ FF_INLINE void measure_some(const float *restrict x, int64_t stride, const int c
     f32_store(norms->unit, largest);
 }
 
-/* As measure, for more vectors than the registers hold. Still feature by feature: reading a part of
- * each feature takes twice as long. */
+/* Do the same as `measure` for more vectors than the registers hold. It still reads feature by
+ * feature, because reading a part of each feature takes twice as long. */
 FF_INLINE void measure_many(const float *restrict x, int64_t stride, int64_t d,
                             const ff_actions *actions, action_norms *restrict norms)
 {
@@ -212,8 +212,8 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     }
 }
 
-/* Copy a block that will be read later to memory, bypassing the caches: they would load what is
- * overwritten and evict what is needed first. */
+/* Copy a block that will be read later to memory, bypassing the caches. Stores through the caches
+ * would first load the memory that is overwritten, and evict data that is needed earlier. */
 static void store_past_caches(const char *restrict from, int64_t bytes, char *restrict to)
 {
     for (int64_t i = 0; i < bytes; i += FF_WIDE)
@@ -222,8 +222,9 @@ static void store_past_caches(const char *restrict from, int64_t bytes, char *re
     _mm_sfence();
 }
 
-/* Return the actions of query q in 16 bits, and store them for later rounds if no other thread
- * does; NULL if they are unsuitable. */
+/* Return the actions of query q in 16 bits. When the query is offered for the second time, store
+ * them for later rounds. Returns NULL if they are unsuitable, or if another thread is storing
+ * them. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict buffer)
 {
@@ -233,7 +234,8 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
     uint8_t state = __atomic_load_n(store->made + q, __ATOMIC_ACQUIRE);
     if (state == MADE)
         return block;
-    /* One thread stores the block; meanwhile the others do without. */
+    /* One thread stores the block; meanwhile the other threads do not use 16 bits for this
+     * query. */
     const uint8_t next = state == OFFERED_ONCE ? BEING_MADE : OFFERED_ONCE;
     if (state == BEING_MADE ||
         !__atomic_compare_exchange_n(store->made + q, &state, next, 0, __ATOMIC_ACQ_REL,

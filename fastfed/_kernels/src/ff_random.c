@@ -28,7 +28,7 @@ ff_stream ff_stream_open(uint64_t seed, uint64_t purpose, uint32_t replicate, ui
     return s;
 }
 
-/* One round of Philox4x32 on counter words c0..c3 with key words k0, k1. */
+/* Perform one round of Philox4x32 on counter words c0..c3 with key words k0, k1. */
 FF_INLINE void philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
                             uint32_t k1)
 {
@@ -113,7 +113,8 @@ SAME_BITS(unsigned_words, integers, words)
 FF_INLINE void start_radii(words a, lanes32 *s, lanes32 *exponent_part)
 {
     const words bits = words_of_floats(TO_FLOATS(signed_words(a)) + 0.5f);
-    /* m in [sqrt(1/2), sqrt(2)): subtracting the pattern of sqrt(1/2) moves the cut. */
+    /* m is in [sqrt(1/2), sqrt(2)), because the bits of sqrt(1/2) are subtracted before the
+     * exponent is split off. */
     const words shifted = bits - (0x3F3504F3u + (24u << 23));
     const lanes32 m = floats_of_words((shifted & 0x007FFFFFu) + 0x3F3504F3u);
     *s = (m - 1.0f) / (m + 1.0f);
@@ -232,7 +233,8 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
     }
 }
 #else
-/* Compute LANES Philox blocks. */
+/* Compute LANES Philox blocks that differ in their block number or, if `indices` is 1, in their
+ * index. */
 FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
                             uint32_t (*restrict out)[LANES])
 {
@@ -243,13 +245,14 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
 }
 #endif
 
-/* Compute consecutive blocks of a stream. */
+/* Compute LANES consecutive blocks of a stream: out[i][l] receives word i of block first + l. */
 void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[LANES])
 {
     philox_lanes(s, first, 0, out);
 }
 
-/* Compute one block of each of several streams with consecutive indices. */
+/* Compute one block of each of LANES streams with consecutive indices: out[i][l] receives word i of
+ * the stream with index s->index + l. */
 void ff_philox_indices(const ff_stream *s, uint32_t block, uint32_t (*restrict out)[LANES])
 {
     philox_lanes(s, block, 1, out);
@@ -454,7 +457,8 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
         box_muller_f64(a[l], b[l], &cosines[l], &sines[l]);
 }
 
-/* Draw n standard normals in float64. */
+/* Draw n standard normals in float64 by Box-Muller. Each Philox block gives one draw from a cosine,
+ * in the first half of `out`, and one from a sine, in the second half. */
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_normal_capacity_f64(n) / 2;
@@ -494,7 +498,8 @@ void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restric
         out[l] = laplace_f64(a[l]);
 }
 
-/* Draw n numbers from the standard Laplace distribution. */
+/* Draw n numbers from the standard Laplace distribution. Each Philox block gives one draw in the
+ * first half of `out` and one in the second half. */
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_laplace_capacity(n) / 2;
@@ -534,7 +539,8 @@ FF_INLINE double unit_of_word(uint64_t a)
  * to the stated error. */
 FF_INLINE int near_0_or_1(uint64_t a) { return a + (1ull << 44) < (2ull << 44); }
 
-/* Approximate exact normals, whose bits come from `words`, to within 2^-40. */
+/* Approximate exact normals, whose bits come from `words` (those of radii, then those of angles),
+ * to within 2^-40. Returns the number of radii that need more bits. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
@@ -551,7 +557,8 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
     return unsettled;
 }
 
-/* Approximate n exact Laplace draws, whose bits come from `words`. */
+/* Approximate n exact Laplace draws, whose bits come from `words` (n). Returns the number of draws
+ * that need more bits. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
     int64_t unsettled = 0;
@@ -594,8 +601,9 @@ void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out)
         lanes.index = s->index + (uint32_t)base;
         ff_philox_indices(&lanes, 0, words);
         for (int l = 0; l < LANES; l++) {
-            const double below_one = 1.0 - 0x1p-53, drawn_unit = unit_f64(bits53(words[0][l], words[1][l]));
-            const double u = drawn_unit < below_one ? drawn_unit : below_one, complement = 1.0 - u;
+            const double below_one = 1.0 - 0x1p-53;
+            const double uniform = unit_f64(bits53(words[0][l], words[1][l]));
+            const double u = uniform < below_one ? uniform : below_one, complement = 1.0 - u;
             const double magnitude = -log_f64(2.0 * (complement < u ? complement : u));
             drawn[l] = u < 0.5 ? -magnitude : magnitude;
         }
@@ -667,7 +675,7 @@ static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
                      &cache->w[1][l], &cache->w[2][l], &cache->w[3][l]);
 }
 
-/* As uniform_below, from blocks computed in advance; returns the same number. */
+/* Return the same number as uniform_below, from blocks that are computed in advance. */
 FF_INLINE int64_t uniform_below_cached(const ff_stream *s, uint32_t n, uint32_t *block,
                                        block_cache *cache)
 {

@@ -102,7 +102,8 @@ void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
 /* Write the words of FF_PHILOX_LANES consecutive blocks of a stream, or of block number `block` of
  * the streams with indices s->index, s->index + 1, ...: out[i][l] is word i of lane l. */
 #define FF_PHILOX_LANES 16
-void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[FF_PHILOX_LANES]);
+void ff_philox_blocks(const ff_stream *s, uint32_t first,
+                      uint32_t (*restrict out)[FF_PHILOX_LANES]);
 void ff_philox_indices(const ff_stream *s, uint32_t block,
                        uint32_t (*restrict out)[FF_PHILOX_LANES]);
 

@@ -5,8 +5,9 @@
 
 #include "ff_random.h"
 
-/* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the estimates of
- * its two children. */
+/* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the sum of the
+ * estimates of its two children. estimate (s) holds that of one child and receives that of the
+ * node; sibling (s) is that of the other child. */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
@@ -69,7 +70,7 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
 }
 
 /* Compute `count` weighted sums of the same k rows (k, s) in one pass over the rows, into the rows
- * that follow them. */
+ * that follow them. Row i has weight weights[j next + i step] in sum j. */
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s)
 {
@@ -90,7 +91,7 @@ void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *res
 }
 
 /* Round values plus std times noise to a grid (s entries each). The noise is known up to `error`;
- * doubtful[j] is 1 if that leaves the rounding of entry j open. Returns the number of these
+ * doubtful[j] is 1 if that leaves the rounding of entry j open. Returns the number of doubtful
  * entries. */
 int64_t ff_round_noisy(const double *restrict values, const double *restrict noise,
                        const double *restrict std, const double *restrict grid, double error,
@@ -132,8 +133,8 @@ void ff_buffered(const double *restrict z, const double *restrict coefficients, 
     }
 }
 
-/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of these
- * decaying sums. */
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of the sum
+ * that ff_buffered computes. */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out)
 {

@@ -5,8 +5,8 @@
 
 #include "ff_base.h"
 
-/* Honaker's estimate of a node of level `level` >= 1 (privacy/releases/prefix_sums.py): estimate <-
- * v node + (1 - v) (sibling + estimate), v = 1 / (2 - 2^-level). */
+/* Compute Honaker's estimate of a node of level `level` >= 1 (privacy/releases/prefix_sums.py):
+ * estimate <- v node + (1 - v) (sibling + estimate), v = 1 / (2 - 2^-level). */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s);
 
@@ -23,8 +23,8 @@ int64_t ff_nested_draws(int64_t k);
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out);
 
-/* Compute `count` such sums over the same k rows, which are read only once. Sum j has the weights
- * from weights[j * next] on; it is stored in row k + j. */
+/* Compute `count` sums like that of ff_add_weighted over the same k rows, which are read only once.
+ * Sum j has the weights from weights[j * next] on; it is stored in row k + j. */
 void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
                        int64_t next, int64_t step, int64_t s);
 
@@ -41,8 +41,8 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
 void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
                  int64_t s, double *restrict buffers, double *restrict out);
 
-/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the series of those buffers.
- * state: q doubles of scratch. */
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of the sum
+ * that ff_buffered computes. state: q doubles of scratch. */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out);
 

@@ -13,8 +13,8 @@
 #define MOST_VECTORS (FF_WIDE == 64 ? 8 : 4)
 #define VECTORS_FOR(results) ((results) > 3 ? 4 : MOST_VECTORS)
 
-/* Compute the first `results` rows and `vectors` vectors of columns of ff_sum_rows, the last vector
- * masked by `in`. */
+/* Compute the first `results` rows and `vectors` vectors of columns of the result of ff_sum_rows.
+ * `in` masks the last vector. */
 FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                          const int results, int64_t from, int64_t to, const int vectors, mask64 in,
                          const double *start, double sign, double *out)
@@ -43,7 +43,8 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
     }
 }
 
-/* Compute the first `results` rows and n columns of ff_sum_rows, in blocks of columns. */
+/* Compute the first `results` rows and n columns of the result of ff_sum_rows, in blocks of
+ * columns. */
 FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                            const int results, int64_t from, int64_t to, int64_t n,
                            const double *start, double sign, double *out)
@@ -71,8 +72,8 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
     }
 }
 
-/* Compute out[r][j] = start[r][j] + sign sum_k by[r row + k step] m[k][j], as many rows together as
- * registers allow. */
+/* Compute out[r][j] = start[r][j] + sign sum_k by[r row + k step] m[k][j] for r < rows and j < n
+ * (see ff_row_sums.h), for as many rows at once as the registers allow. */
 void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
                  int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                  double sign, double *out)
@@ -110,8 +111,8 @@ double ff_gram_of_lower(const double *restrict r, int64_t d, double *restrict m)
     return trace;
 }
 
-/* Factor S = R'R with a lower triangular R, from the last row up; return 0 if S has no such
- * factor. */
+/* Replace S (d, d) by the lower triangular R with S = R'R, from the last row up. Returns 1, or 0 if
+ * S has no such factor. */
 int ff_factor_from_below(double *restrict s, int64_t d)
 {
     for (int64_t end = d; end > 0; end -= RESULTS) {

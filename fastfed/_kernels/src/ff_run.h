@@ -198,7 +198,7 @@ typedef struct {
     double *nodes;                /* (M or 1, levels or buffers, s): noisy p-sums, Honaker's
                                    * estimates, or buffers */
     double *messages;             /* (M, s): messages of the current synchronisation */
-    double *own_w, *own_theta;    /* (M, d, d), (M, d): the same for local rounds */
+    double *own_w, *own_theta;    /* (M, d, d), (M, d): W and theta for local rounds */
     double *local_w, *local_theta; /* (M, d, d), (M, d): LinUCB's model of all rounds of each silo,
                                     * for a sieve in local rounds */
     double *own_sums;             /* (M, s): the raw statistic of a silo's rounds, shared and
@@ -266,7 +266,7 @@ typedef struct {
     void *x; /* the actions of the round, ff_fill_capacity() doubles */
     /* mean (K actions), score (score_scratch), feature (d: the chosen action's), observe (5 d),
      * normals (ff_noise_capacity(d)), packed (ff_packed(d) + 2 d), trigger (ff_trigger_scratch(d)),
-     * point (s), bound (3 d^2 + 4 d), belief (belief_scratch) */
+     * point (s), bound (d^2 and that of ff_inverse_norm), belief (belief_scratch) */
     double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *bound, *belief;
     double *pending;   /* (curve_count, PENDING, d + 1) */
     ff_whitened known; /* x and W x of the chosen action if the bonus cache computed them; in

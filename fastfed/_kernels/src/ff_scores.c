@@ -167,7 +167,8 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
-/* Return the action with the largest minimum of its scores under two models. */
+/* Return the action with the largest minimum of its scores under two models, and write its features
+ * to x (d). The second model has no second bonus. */
 int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
                         const double *restrict theta, double beta, double gamma,
                         const double *restrict other_w, const double *restrict other_theta,
@@ -195,7 +196,8 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Return the action with the largest exact score among the n listed ones. */
+/* Return the action with the largest exact score among the n actions in `which`, and write its
+ * score to *score. */
 int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)
@@ -298,7 +300,7 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
 }
 
 /* Remove the actions with exact scores below `least` from the list `which` (n). Returns the number
- * of remaining ones. */
+ * of actions that remain. */
 static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which, int64_t n,
                              const double *restrict w, const double *restrict theta, double beta,
                              double gamma, double least, int64_t d, double *restrict scratch)
@@ -316,8 +318,9 @@ static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which,
     return kept;
 }
 
-/* Return the action with the best ranking among the candidates that pass the sieve. If screening
- * has left open which actions pass, exact scores decide. */
+/* Return the action with the best ranking among the candidates that pass the sieve, and write its
+ * features to x (d). If the result `sieved` of screening leaves open which actions pass, exact
+ * scores decide. */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
                        double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -381,7 +384,7 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
 }
 
-/* Return the threshold of the sieve: the smaller of the limit and of the largest score. values (K)
+/* Return the threshold of the sieve: the smaller of its limit and the largest score. values (K)
  * receives <x, theta> + (2 slack - 1) b of every action, which passes if that is at least the
  * threshold. */
 static double sieve_values(const ff_actions *actions, const double *restrict w,
@@ -410,12 +413,12 @@ int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
     /* A panel and its W x come first in the scratch. */
     double *values = aligned(scratch) + 2 * PANEL * d, *scores = values + count;
     const ff_sieve sieve = {limit, slack, 1.0};
-    const double least = sieve_values(actions, local_w, local_theta, local_beta, 0.0, &sieve, d,
-                                      scratch, values);
+    const double threshold = sieve_values(actions, local_w, local_theta, local_beta, 0.0, &sieve,
+                                          d, scratch, values);
     ff_scores(actions, w, theta, beta, 0.0, d, scratch, scores);
     int64_t chosen = -1;
     for (int64_t a = 0; a < count; a++)
-        if (values[a] >= least && (chosen < 0 || scores[a] > scores[chosen]))
+        if (values[a] >= threshold && (chosen < 0 || scores[a] > scores[chosen]))
             chosen = a;
     chosen = chosen < 0 ? 0 : chosen;
     ff_features(actions, chosen, d, x);
@@ -446,14 +449,14 @@ int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint6
     if (score(state_copy, key, round, n, d, x_rows, w_copy, theta_copy, ranking * beta,
               ranking * gamma, scores) != n)
         return -1;
-    const double least = sieve ? sieve_values(actions, w, theta, beta, gamma, sieve, d,
-                                              values + n + state_size, values)
-                               : 0.0;
+    const double threshold = sieve ? sieve_values(actions, w, theta, beta, gamma, sieve, d,
+                                                  values + n + state_size, values)
+                                   : 0.0;
     int64_t chosen = -1;
     for (int64_t a = 0; a < n; a++) {
         if (!isfinite(scores[a]))
             return -1;
-        if ((!sieve || values[a] >= least) && (chosen < 0 || scores[a] > scores[chosen]))
+        if ((!sieve || values[a] >= threshold) && (chosen < 0 || scores[a] > scores[chosen]))
             chosen = a;
     }
     if (chosen >= 0)

@@ -80,7 +80,8 @@ typedef struct {
     int at_limit;    /* 1: the largest score is certainly at least the limit */
 } ff_sieved;
 
-/* As ff_select, but return the best action by the ranking of a sieve among those that pass it. */
+/* Return the best action by the ranking of a sieve among those that pass it, and write its features
+ * to x (d). */
 int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const double *restrict theta, double beta, double gamma,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -94,7 +95,8 @@ int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
                           double local_beta, double limit, double slack, int64_t d,
                           double *restrict scratch, double *restrict x);
 
-/* Choose among the actions that screening has listed in candidates (2 K), by exact scores. */
+/* Return the action with the best ranking among those that screening has listed in candidates (2 K)
+ * and that pass the sieve, by exact scores. Writes its features to x (d). */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
                        double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -126,10 +128,10 @@ typedef int64_t (*ff_score)(void *state, uint64_t key, int64_t round, int64_t ac
  * doubles of state. */
 int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size);
 
-/* As ff_select, with the scores of a user's function. Returns -1 if the function did not return K
- * or if a score is not finite. state: state_size doubles, copied for the call; or NULL. sieve:
- * NULL, or only actions that pass it are chosen; the function gets its ranking times beta and
- * gamma. */
+/* Do the same as ff_select, with the scores of a user's function. Returns -1 if the function did
+ * not return K or if a score is not finite. state: state_size doubles, copied for the call; or
+ * NULL. sieve: NULL: any action may be chosen; otherwise only actions that pass it, and the
+ * function gets beta and gamma multiplied by the ranking of the sieve. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,

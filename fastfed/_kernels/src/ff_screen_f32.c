@@ -9,7 +9,7 @@
 #include "ff_screen_f32_small.h"
 #include "ff_sieve.h"
 
-/* z = ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
+/* Compute z: ROWS rows of w (ld apart) times features 0..columns - 1 of a panel, whose features are
  * `stride` floats apart. */
 FF_INLINE void product32(const float *restrict w, int64_t ld, int64_t columns,
                          const float *restrict panel, int64_t stride,
@@ -131,8 +131,8 @@ FF_INLINE void screen_panel(const float *restrict panel, int64_t stride, const m
     for (int a = 0; a < SCREEN_PANEL; a++) {
         bonuses[a] += beta * sqrtf(squares[a]);
         scores[a] = means[a] + bonuses[a];
-        /* The padding of a short panel is not an action, and has length zero. NaN proves
-         * nothing. */
+        /* The padding of a short panel is not an action, and has length zero. NaN is not counted as
+         * largest. */
         so_far->score[a] =
             ((a < valid) & (scores[a] > so_far->score[a])) ? scores[a] : so_far->score[a];
         so_far->width[a] = squares[a] > so_far->width[a] ? squares[a] : so_far->width[a];
@@ -206,8 +206,8 @@ int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
     return padded + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
-/* Write W' in whole groups of rows, with zeros before the diagonal of each group and past the last
- * row. */
+/* Write W' to `transposed` in whole groups of rows, with zeros before the diagonal of each group
+ * and past the last row. */
 FF_INLINE void transpose(const float *restrict w32, int64_t d, float *restrict transposed)
 {
     const int64_t rows = (d + ROWS - 1) / ROWS * ROWS;
@@ -252,7 +252,7 @@ typedef struct {
     double error;         /* bound on the error of every approximate score */
 } approximation;
 
-/* Compute approximate scores of all actions. has_bonus: 1 to write rankings and bonuses instead. */
+/* Compute approximate scores of all actions, or, if has_bonus is 1, rankings and bonuses. */
 static approximation approximate(const ff_actions *actions, const double *restrict w,
                                  const double *restrict theta, double beta, double gamma,
                                  double ranking, int has_bonus, int64_t d,
@@ -260,6 +260,7 @@ static approximation approximate(const ff_actions *actions, const double *restri
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
+    /* The scratch: scores or rankings, bonuses, a panel, its W x, [W; theta; zeros], and W'. */
     float *score = (float *)aligned(scratch), *bonus = has_bonus ? score + padded : NULL;
     float *panel = score + (has_bonus ? 2 : 1) * padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;

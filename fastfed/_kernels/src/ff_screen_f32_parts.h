@@ -11,21 +11,24 @@
 /* Up to this dimension W is converted to float32 as a whole, zeros included. */
 #define SMALL 24
 
-/* Return a bound on the error of the approximate score of any action.
+/* Return a bound on the error of the approximate score of any action. length: an upper bound on
+ * ||x|| for all actions; width, second: the largest approximate ||W x|| and ||V^-1 x||.
  *
  * Proof. With u = 2^-24, every dot product of d terms in float32, in any order, fused or not, with
  * operands first rounded to float32, is within sum |a_j b_j| (d + 2) u / (1 - (d + 2) u) of the
- * exact one (Higham 2002, Section 3.1). g is the same with d + 8: six further roundings cover beta
- * and gamma, the sum of mean and bonuses, and the comparison with the threshold. Over the rows of W
- * this gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any w_norm >= || |W| ||_2. So the
- * width has at most that error, plus g relatively for the rounding of the norm; the mean has an
- * error of at most g ||theta|| ||x||. Likewise ||W' z|| has an error of g w_norm ||z||, plus g
- * relatively, plus w_norm ||z^ - z||. `slack` is 1.01 g: the factor 1.01 covers the rounding of the
- * bound itself and of the exact float64 score, which are of the order of u g and d 2^-53.
+ * exact one (Higham 2002, Section 3.1). Let g be this factor with d + 8 in place of d + 2: the six
+ * further roundings cover beta and gamma, the sum of mean and bonuses, and the comparison with the
+ * threshold. Over the rows of W this gives ||z^ - z|| <= g || |W| |x| || <= g w_norm ||x|| for any
+ * w_norm >= || |W| ||_2. So the width has at most that error, plus g relatively for the rounding of
+ * the norm; the mean has an error of at most g ||theta|| ||x||. Likewise ||W' z|| has an error of g
+ * w_norm ||z||, plus g relatively, plus w_norm ||z^ - z||. `slack` is 1.01 g: the factor 1.01
+ * covers the rounding of the bound itself and of the exact float64 score, which are of the order of
+ * u g and d 2^-53.
  *
  * Underflow adds up to 2^-150 to each operand and product, so sqrt(d) 2^-75 to a root. Lengths from
  * 2^64 on overflow and have no bound, so an operand's loss reaches a score as sqrt(d) 2^-86 at
- * most. The constants added to length and sum exceed all that and are too small to matter. */
+ * most. The constants that are added to `length` and to the result exceed all these errors and are
+ * too small to matter. */
 FF_INLINE double error_of(double beta, double gamma, double slack, double theta_norm,
                           double w_norm, double length, double width, double second)
 {
@@ -80,9 +83,9 @@ FF_INLINE double factor_to_float32(const double *restrict w, int64_t d, float *r
     return norm_bound(sum_of(lane), diagonal, largest, d);
 }
 
-/* Return 1 if panels can be read in place as whole vectors of floats. Not if features are far
- * apart, because then every row of a panel lies on a different page (measured: a third slower at
- * K = 908, a tenth faster at 120). */
+/* Return 1 if panels can be read in place as whole vectors of floats. Return 0 if features are far
+ * apart, because then every row of a panel lies on a different page (measured: a third slower at K
+ * = 908, a tenth faster at 120). */
 FF_INLINE int is_readable_in_place(const ff_actions *actions)
 {
     return !actions->is_double && actions->action_stride == 1 &&

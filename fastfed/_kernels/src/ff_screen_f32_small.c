@@ -180,8 +180,9 @@ int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
     return (d == 5 || d == LARGEST_D) && is_readable_in_place(actions);
 }
 
-/* Compute the approximate scores of all actions into score (K), or their rankings and bonuses (K);
- * return the largest values. Every call of score_all has constants for d and the second bonus. */
+/* Compute the approximate scores of all actions into score (K) or, if bonus (K) is not NULL, their
+ * rankings into score and their bonuses into bonus. Returns the largest values. Every call of
+ * score_all has constants for d and the second bonus. */
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
                                     float gamma, float ranking, int64_t d, float *restrict score,
                                     float *restrict bonus)

@@ -28,8 +28,9 @@ FF_INLINE int whole_rows(int64_t n, int64_t d)
     return n % ROWS == 0 && ((n + LANES64 - 1) & ~(int64_t)(LANES64 - 1)) <= d;
 }
 
-/* Return the largest squared length among `count` <= ROWS rows of n entries (d apart); add all
- * squared lengths to *sum. The rows share one loop, because short loops cost most at their ends. */
+/* Return the largest squared length among `count` <= ROWS rows of n entries (d apart), and add all
+ * squared lengths to *sum. whole: see `entries`. The rows share one loop, because short loops cost
+ * most at their ends. */
 FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d,
                          int whole, double *restrict sum)
 {
@@ -83,8 +84,8 @@ quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *re
     return (quantised_row){norm, unit, unit * sqrt(quantise_rows(row, 1, d, d, 0, 1.0 / unit, to))};
 }
 
-/* Round W and theta to 16 bits, with one unit for each group of rows of W, and bound the error of
- * the rounding. */
+/* Round W (d, d) and theta (d, or NULL) to 16 bits, into `buffer`, with one unit for each group of
+ * rows of W. Returns the units, norms and rounding errors. */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
                                     int64_t d, double *restrict buffer)
 {

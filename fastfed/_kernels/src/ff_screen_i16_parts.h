@@ -53,7 +53,8 @@ typedef struct {
     double norm, unit, lost;
 } quantised_row;
 
-/* [W; theta; zeros] in 16 bits. The rows of W have one unit for each group, theta has its own. */
+/* [W; theta; zeros] in 16 bits. The rows of W have one unit for each group, and theta has a
+ * separate one. */
 typedef struct {
     double unit;            /* the largest unit of the groups */
     double norm, frobenius; /* upper bounds on || |W| ||_2 and ||W||_F */
@@ -85,10 +86,10 @@ FF_INLINE void prefetch_line(const ff_actions *actions)
     }
 }
 
-/* acc = ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors. An
- * instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
- * prefetch as many lines from `ahead` on, one with each pair: memory handles only some 16 requests
- * at a time, and further loads would wait. */
+/* Compute acc: ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors.
+ * An instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
+ * prefetch `pairs` cache lines from `ahead` on, one with each pair of features. Memory handles only
+ * some 16 requests at a time, so all at once they would make other loads wait. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                            const i32s *restrict panel, const int width, const char *ahead,
                            i32s (*restrict acc)[PANEL_VECTORS])
@@ -122,6 +123,7 @@ FF_INLINE void squares_i16(const quantised_factor *r, int64_t d, const i32s *pan
     for (int v = 0; v < PANEL_VECTORS; v++)
         square[v] = f32_set(0.0f);
     for (int64_t i = 0; i < d; i += ROWS) {
+        /* These rows end before column i + ROWS. */
         const int64_t reach = (i + ROWS + 1) / 2, pairs = reach < all ? reach : all;
         const char *ahead = lines_ahead(actions, pairs, panel);
         if (width == PANEL_VECTORS)

@@ -14,7 +14,7 @@ double ff_least_shared = 40e-6;
 
 #ifndef FF_THREADS
 
-/* In a build without threads the caller does all work, and there are no teams. */
+/* Return NULL: in a build without threads the caller does all work, and there are no teams. */
 ff_team *ff_team_open(int64_t threads)
 {
     (void)threads;
@@ -67,16 +67,16 @@ _Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to 
 /* After each FORGIVEN pieces on several threads without a hold, the next hold is half as long. */
 #define FORGIVEN 1024
 /* Beside other threads the caller's units take longer, because threads share caches and perhaps a
- * core. If they differ by more than DIFFERS from `alone`, `alone` is measured again by
- * MEASURED_AGAIN pieces, once in BETWEEN pieces: the times may really differ, or the work may have
- * changed. */
+ * core. If the caller's time for a unit differs by more than DIFFERS from `alone`, MEASURED_AGAIN
+ * pieces measure `alone` again, at most once in BETWEEN pieces: the times may really differ, or the
+ * work may have changed. */
 #define DIFFERS .125
 #define MEASURED_AGAIN 4
 #define BETWEEN 256
 /* From this many seconds on, one piece measures well enough; several would cost too much. */
 #define LONG .0005
-/* Least weight of the newest piece of work in the measured times; 1 / n if that is more and the
- * piece is the n-th. */
+/* Least weight of the newest piece of work in the measured times. The n-th piece has weight 1 / n
+ * if that is more. */
 #define NEWEST .25
 
 /* The part of a thread, in a separate cache line. */
@@ -282,7 +282,7 @@ static double run_together(ff_team *team, int64_t first, int64_t count, ff_item 
     return seconds;
 }
 
-/* Start the other threads, if that has not been done. Returns 1 if there is at least one. */
+/* Start the other threads, unless they have been started. Returns 1 if there is at least one. */
 static int start_threads(ff_team *team)
 {
     if (team->threads)
@@ -369,6 +369,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
     }
     int64_t first = 0;
     double begin = time_now();
+    /* The first item of a new kind of work shows how long a unit takes. */
     if (pace->alone <= 0.0) {
         run_alone(0, 1, item, follow, work);
         first = 1;

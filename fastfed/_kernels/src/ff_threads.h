@@ -5,9 +5,9 @@
  * caller, who starts at once; the other threads help if they arrive in time. To lose little time
  * when other programs use the processors:
  * - Work that takes less time than waking a thread is done by the caller alone (ff_pace).
- * - Every thread takes the items of its own part one by one, then remaining items of other parts,
- *   from their ends. So the caller waits only for items that have begun, never for a thread that
- *   has not started.
+ * - Every thread takes the items of the part that is assigned to it one by one, then remaining
+ *   items of other parts, from their ends. So the caller waits only for items that have begun,
+ *   never for a thread that has not started.
  * - A waiting thread spins for some microseconds, then sleeps, so that the system can use its
  *   processor, also for the thread that it waits for.
  * - If several threads turn out to be slower than one, one thread works alone for a while.
@@ -45,11 +45,11 @@ typedef struct {
     double alone;    /* seconds for a unit on one thread, as last measured */
     double together; /* seconds for a unit on all threads */
     double own;      /* seconds for a unit of the caller while other threads worked */
-    int64_t lone;    /* number of pieces of work behind `alone` */
-    int64_t seen;    /* number of pieces of work behind `together` and `own` */
+    int64_t lone;    /* number of pieces of work that `alone` was measured from */
+    int64_t seen;    /* number of pieces of work that `together` and `own` were measured from */
     int64_t hold;    /* number of pieces of work that are still to be done by one thread */
-    int64_t back;    /* last `hold` after a judgement against several threads; doubled at the
-                      * next one */
+    int64_t back;    /* first value of `hold` when several threads were last found slower than
+                      * one; doubled the next time */
 } ff_pace;
 
 /* Return a team, or NULL if threads is 1: then the caller does all work. The other threads start

@@ -40,8 +40,9 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
 
 /* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
-/* Return the skip bound from the growth at a determinant just computed, with V in p->v and W in
- * p->w. ridge: what was added to the diagonal of V. rounds: n, since the last synchronisation.
+/* Return the skip bound for the rounds after this one, in which the determinant was computed.
+ * growth: the growth of ln det V so far; p->v, p->w: V and W. ridge: what was added to the diagonal
+ * of V. rounds: n, the number of rounds since the last synchronisation.
  *
  * Claim: over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2,
  * with V and W at the present round, because V only grows. This is exact. Rounding, with u = 2^-53,
@@ -130,7 +131,7 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
  *   resulting error, with E, has ||.||_F below u (n + d + 20) (size + sum ||x||^2). Here `size` is
  *   at least d times the norms of the total and the ridge, plus the sum of magnitudes of all noise.
  *   ||A||_F is below tr A.
- * - Logarithms contribute twice the error stated above. */
+ * - Logarithms contribute twice the error stated for skip_bound_of. */
 
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
@@ -170,12 +171,12 @@ static double trace_bound_of(const double *inverse, const double *v, int64_t d)
     return sum + 0x1p-52 * (double)(d * (d * d + 4 * d + 64)) * diagonal;
 }
 
-/* After a synchronisation, compute the bound of tr(S^-1 V) that spares most determinants under the
+/* After a synchronisation, compute the bound on tr(S^-1 V) that spares most determinants under the
  * private rule (ff_trace_bound), and A = S^-1 = W'W, packed, from trigger->inverse + d on.
  * - base bounds tr(A S), and slope the eigenvalues of A, so slope times the sum of ||x||^2 bounds
  *   the growth by new rows.
  * - noise bounds what one tree node adds, whose normals are at most NORMAL.
- * - rounding and size bound the rounding errors, see the beginning of this file.
+ * - rounding and size bound the rounding errors, see the theorem above NORMAL.
  * Factors of 1.0001 cover the rounding errors of these numbers. */
 static void set_trace_bound(ff_trigger *trigger, const double *total, const double *w,
                             int64_t silos, int64_t d, const parts *p)
@@ -242,8 +243,8 @@ static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, do
     return growth_bound(trigger, trace, d) < trigger->threshold / (double)rounds;
 }
 
-/* Write the sum of the standard normals of the tree nodes that prefix n = rounds consists of to
- * `normals` (s). Nodes that were not drawn before are drawn now. */
+/* Write to `normals` (s) the sum of the standard normals of the tree nodes that make up prefix n =
+ * rounds. Nodes that were not drawn before are drawn now. noise, stride: see ff_trigger_fires. */
 static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, const ff_stream *noise,
                          int64_t stride, int64_t d, double *normals)
 {
@@ -253,7 +254,7 @@ static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, cons
     for (int64_t level = 0; rounds >> level; level++) {
         if (!((rounds >> level) & 1))
             continue;
-        /* The round of the batch in which the node ends. */
+        /* The node ends in round node_end of the batch, which is round end_round of the run. */
         const int64_t node_end = rounds >> level << level, end_round = trigger->last + node_end;
         if (drawn[level] == end_round)
             continue;
@@ -286,7 +287,7 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
            ff_log_det(p->w, d) - trigger->before > growth_needed;
 }
 
-/* ---- both ------------------------------------------------------------------------------------ */
+/* ---- both rules ------------------------------------------------------------------------------ */
 
 /* Restart the trigger after a synchronisation: store ln det S, and compute the bounds for the new
  * S. */

@@ -72,8 +72,8 @@ typedef struct {
 /* Return the number of doubles of scratch that the functions below need. */
 int64_t ff_trigger_scratch(int64_t d);
 
-/* Restart the trigger after a synchronisation that gave S = total + ridge I with inverse factor
- * w. */
+/* Restart the trigger after a synchronisation. total: the statistic from which S = covariance +
+ * ridge I was computed; w: the inverse factor of S. */
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
                         int64_t silos, int64_t d, double *scratch);
 

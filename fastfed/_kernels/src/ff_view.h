@@ -19,7 +19,7 @@ FF_INLINE void ff_view_store(const ff_run *run, ff_curve *c, int64_t silo)
     memcpy(c->view_theta + silo * d, c->theta, (size_t)d * sizeof(double));
 }
 
-/* Return the curve as the silo knows it. */
+/* Return a copy of the curve with the W, theta and numbers of the silo's view. */
 FF_INLINE ff_curve ff_view_of(const ff_run *run, const ff_curve *c, int64_t silo)
 {
     const int64_t d = run->dimension;

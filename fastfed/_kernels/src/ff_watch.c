@@ -9,6 +9,7 @@ int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
     return FF_WATCH_NONE;
 }
 
+/* Return FF_WATCH_NONE: there are no watches on this system. */
 int ff_watch_owner(int pipe)
 {
     (void)pipe;
@@ -44,8 +45,8 @@ static int next_byte(int pipe, int milliseconds)
     }
 }
 
-/* Read signal numbers from a pipe until it closes, and end the process if Python does not react to
- * a signal in time. */
+/* Read signal numbers from a pipe until it is closed or gives 0, then return FF_WATCH_CLOSED. End
+ * the process if Python does not react to a signal in time. grace, message: see ff_watch.h. */
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
 {
     int pending = 0, timeout = -1;
@@ -55,7 +56,7 @@ int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
         if (byte == -1 || byte == 0)
             return FF_WATCH_CLOSED;
         if (byte == FF_WATCH_HEARD) {
-            /* The program will end by itself, unless another signal comes. */
+            /* Python has reacted and will end the program: wait for further signals only. */
             timeout = -1;
         } else if (byte == -2 || (is_ending && pending && timeout >= 0)) {
             if (write(STDERR_FILENO, message, size) < 0) {
@@ -69,7 +70,8 @@ int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
     }
 }
 
-/* End this process once its owner has closed the pipe or ended. */
+/* End this process once its owner has closed the pipe or ended. Returns FF_WATCH_CLOSED only if
+ * waiting fails. */
 int ff_watch_owner(int pipe)
 {
     struct pollfd descriptor = {pipe, POLLIN, 0};

@@ -17,7 +17,7 @@ enum {
  * is closed or gives 0.
  *
  * After a signal that ends a program, a further byte has to come within `grace` milliseconds:
- * FF_WATCH_HEARD, from a program that will end by itself. Without it, or after a second such
+ * FF_WATCH_HEARD, by which the program says that it is ending. Without it, or after a second such
  * signal, `message` is written to standard error and the process exits with 128 + signal, as a
  * shell reports it. */
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size);
