@@ -58,7 +58,7 @@ PLANTS = {
     "coins": loop_before(
         "ff_coins.c",
         "    if (silos <= size) {\n        draw_rounds(",
-        1600,
+        800,
         "user follow-the-leader m=10",
     ),
     # Compute some products of the matrix with x twice.
