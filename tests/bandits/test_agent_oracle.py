@@ -35,9 +35,9 @@ from fastfed.simulation.systems import make_system
 AGENTS = dict(problems.agents())
 
 
-def experiment(environment, sizes, **more):
+def experiment(environment, sizes, **keys):
     """Return an experiment by the papers' rule: the action with the largest bound is chosen."""
-    return experiment_of(environment, sizes, **{"sieve": 1.0, **more})
+    return experiment_of(environment, sizes, **{"sieve": 1.0, **keys})
 
 
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
@@ -54,9 +54,9 @@ class OracleDraws:
 
     def gaussian(self, silo, number, factor=1.0):
         """Return noise of x y and of x x' for a numbered draw, scaled by ``factor``."""
-        d, (bias, off, diagonal) = self.plan.dimension, (factor * s for s in self.stds)
+        d, (bias, off_diagonal, diagonal) = self.plan.dimension, (factor * s for s in self.stds)
         z = self.source.node(silo, number, d)
-        covariance = np.array(symmetric(z[d:])) * off
+        covariance = np.array(symmetric(z[d:])) * off_diagonal
         np.fill_diagonal(covariance, np.diag(symmetric(z[d:])) * diagonal)
         return z[:d] * bias, covariance
 
@@ -76,7 +76,7 @@ class OracleDraws:
 
     @staticmethod
     def whole(ones):
-        """Return numbers that must be whole, as integers."""
+        """Return these numbers as integers; they must already be whole."""
         assert (ones == np.rint(ones)).all()
         return np.rint(ones).astype(np.int64)
 

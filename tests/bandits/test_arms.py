@@ -93,8 +93,8 @@ def experiment(
 def system(curve: dict[str, Any], silos: int = 3, horizon: int = 120, **keys: Any) -> Any:
     """Return the system of a curve on arms."""
     table = {k: v for k, v in {**curve, **keys}.items() if v is not None and k != "algorithm"}
-    facts = Arms(means=MEANS).facts(silos, horizon)
-    problem = problem_spec(facts, silos, horizon)
+    environment_facts = Arms(means=MEANS).facts(silos, horizon)
+    problem = problem_spec(environment_facts, silos, horizon)
     return ALGORITHMS[curve["algorithm"]].make(table, problem)
 
 
@@ -231,8 +231,10 @@ def replay(deployment: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarra
             silo.observe(reward)
             y = reward
             if plan.flips:
-                up, flip = SeededNoise(seed, replicate).random_u32(i, t, 4).view(np.uint64) >> 11
-                bit = int(float(up) < reward * 2.0**53) ^ int(int(flip) < plan.flips)
+                to_bit, to_flip = (
+                    SeededNoise(seed, replicate).random_u32(i, t, 4).view(np.uint64) >> 11
+                )
+                bit = int(float(to_bit) < reward * 2.0**53) ^ int(int(to_flip) < plan.flips)
                 q = plan.flips / 2.0**53
                 y = (bit - q) / (1.0 - 2.0 * q)
             points[i].append((chosen, y))
@@ -254,11 +256,11 @@ REPLAYED = [name for name in CURVES if name not in ("random", "drawn once")]
 
 @pytest.mark.parametrize("name", REPLAYED)
 def test_the_oracle_repeats_every_choice(name: str) -> None:
-    """Counts and sums are added up anew, also from users' bits, and released sums are given."""
+    """The oracle adds up counts and sums again, also from users' bits; released sums are given."""
     releases = replay(system(CURVES[name]))
-    off = [4 + i * (i + 1) // 2 + j for i in range(4) for j in range(i)]
+    off_diagonal = [4 + i * (i + 1) // 2 + j for i in range(4) for j in range(i)]
     for total in releases:
-        assert (total[off] == 0.0).all()
+        assert (total[off_diagonal] == 0.0).all()
 
 
 def test_the_oracle_notices_another_radius() -> None:
@@ -338,9 +340,9 @@ def test_the_sensitivity_is_that_of_the_worst_pair_of_records(ratio: float) -> N
         assert oracle.largest_mu(2.0, 2.0 * ratio) == pytest.approx(
             joint_sensitivity("replace", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio), rel=1e-12
         )
-    left = math.hypot(1.0 / 2.0, 1.0 / (2.0 * ratio))
+    zero_out_by_hand = math.hypot(1.0 / 2.0, 1.0 / (2.0 * ratio))
     zero_out = joint_sensitivity("zero-out", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio)
-    assert zero_out == pytest.approx(left, rel=1e-12)
+    assert zero_out == pytest.approx(zero_out_by_hand, rel=1e-12)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -350,7 +352,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
-def test_the_certificate_is_that_of_the_noise(protocol: str) -> None:
+def test_the_certificate_of_arms_follows_from_their_noise(protocol: str) -> None:
     """One user enters floor(log2 K) + 1 nodes of the tree, in the worst case all of them."""
     deployment = system(PRIVATE, protocol=protocol, release="tree", batch_size=15)
     std = deployment.plan.noise_std
@@ -438,7 +440,7 @@ def test_deployments_refuse_arms() -> None:
 def covered(curve: dict[str, Any], runs: int, multiplier: float = 1.0) -> int:
     """Return in how many runs every mean was in its confidence set whenever a silo chose."""
     deployment = system(curve, silos=2, horizon=40, failure_probability=0.2, sieve=1.0)
-    plan, held = deployment.plan, 0
+    plan, covered_runs = deployment.plan, 0
     rows = np.asfortranarray(np.eye(4), np.float32)
     for replicate in range(runs):
         noise = SeededNoise(11, replicate)
@@ -456,8 +458,8 @@ def covered(curve: dict[str, Any], runs: int, multiplier: float = 1.0) -> int:
                 broadcast = server.combine([silo.report() for silo in silos])
                 for silo in silos:
                     silo.receive(broadcast)
-        held += holds
-    return held
+        covered_runs += holds
+    return covered_runs
 
 
 COVERED = {
@@ -535,7 +537,7 @@ def test_regret_is_below_its_bound() -> None:
         ({"algorithm": "thompson", "epsilon": 1.0}, 'unknown key "epsilon" for thompson'),
     ],
 )
-def test_what_arms_do_not_allow_is_refused(curve: dict[str, Any], message: str) -> None:
+def test_keys_that_arms_do_not_allow_are_refused(curve: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         experiment(curve)
 
@@ -573,7 +575,7 @@ def test_messages_are_counts_and_sums() -> None:
     assert plan.bits_up_of(2) == plan.bits_down_of(2) == 2 * 64 * (4 + 4) * 3
 
 
-def test_advice_compares_what_takes_arms() -> None:
+def test_advice_on_arms_compares_only_protocols_for_arms() -> None:
     keys = {"silos": 3, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "seconds": 0.05}
     answer = advice.plan(environment=Arms(means=MEANS), **keys)
     assert {verdict.trust for verdict in answer.verdicts} == {"silo-ldp", "central"}

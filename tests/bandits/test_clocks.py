@@ -62,8 +62,8 @@ CURVES = {
 
 def experiment(keys, clock=None, environment=None, **sizes):
     """Return an experiment of one curve with this clock."""
-    more = {"clock": clock} if clock is not None else {}
-    return one_curve.experiment({**keys, **more}, environment, **sizes)
+    clock_keys = {"clock": clock} if clock is not None else {}
+    return one_curve.experiment({**keys, **clock_keys}, environment, **sizes)
 
 
 # ---- Clocks --------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_drivers_agree_with_centred_rewards():
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_a_silo_that_never_serves_is_no_silo(keys):
+def test_a_silo_that_never_serves_changes_no_result(keys):
     # The defaults of these keys depend on the number of silos.
     if "release" not in keys and keys.get("protocol") == "silo-ldp":
         keys = keys | {"release": "factorised", "saturation": 0.0}
@@ -333,13 +333,13 @@ def test_runs_equal_the_oracle(name, clock):
     e = experiment(keys, clock, rows_of_different_length())
     outcome = fast(e)
     assert outcome.events["indefinite"] == 0
-    seen = oracle_replay(e, clock, outcome)
-    assert seen.nearest_floor > 1e-9
-    assert seen.worst_gap < 1e-9
-    np.testing.assert_allclose(outcome.group_regret, seen.group_regret, rtol=1e-12, atol=1e-12)
-    assert outcome.synchronisations[-1] == len(seen.views)
-    if seen.views:
-        covariance, bias = seen.views[-1]
+    replayed = oracle_replay(e, clock, outcome)
+    assert replayed.nearest_floor > 1e-9
+    assert replayed.worst_gap < 1e-9
+    np.testing.assert_allclose(outcome.group_regret, replayed.group_regret, rtol=1e-12, atol=1e-12)
+    assert outcome.synchronisations[-1] == len(replayed.views)
+    if replayed.views:
+        covariance, bias = replayed.views[-1]
         total = np.concatenate([bias, covariance[np.tril_indices(4)]])
         np.testing.assert_allclose(outcome.total, total, rtol=1e-9, atol=1e-9)
 
@@ -449,11 +449,11 @@ def test_certificates_are_those_of_the_largest_number_of_reports(name):
         "when a silo reports does not depend on contexts or rewards (its clock is public)"
     ]
     assert released(clocked.plan)[0] == released(plain.plan)[0]
-    fewer = [c for c in after.also if "reports" in c.model]
+    silos_with_fewer = [c for c in after.also if "reports" in c.model]
     if name in ("buffered", "two budgets"):
-        assert not fewer
+        assert not silos_with_fewer
         return
-    (side,) = fewer
+    (side,) = silos_with_fewer
     reports = clocked.plan.clocks.reports_of_silos
     assert reports[1] < reports[0] == reports[2] == plain.plan.releases
     assert f"users of silo 1, with {reports[1]} reports" in side.model
@@ -498,7 +498,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_no_proof_covers_is_refused(sentence):
+def test_keys_that_no_proof_covers_are_refused(sentence):
     with pytest.raises(InputError, match=sentence):
         experiment(PRIVATE | REFUSED[sentence], {})
 
@@ -542,9 +542,9 @@ def test_a_plan_with_other_clocks_has_no_account():
     system = experiment(CURVES["silo-ldp"], {"rates": [0.1, 0.1, 0.1]}).curves[0].system
     plan = system.plan
     released(plan)
-    more = replace(plan.clocks, rates=(0.1, 0.1, 0.9))
+    faster_silo = replace(plan.clocks, rates=(0.1, 0.1, 0.9))
     for changes in (
-        {"clocks": more},
+        {"clocks": faster_silo},
         {"clocks": replace(plan.clocks, silos=2)},
         {"clocks": replace(plan.clocks, by="days")},
         {"clocks": replace(plan.clocks, rates=(0.1, 0.1, 2.0))},
@@ -743,7 +743,7 @@ def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
+def test_rows_of_silos_with_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
     """Step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
     rng = np.random.default_rng(seed)
     silos, horizon, d, c = 4, 80, 3, 0.1
@@ -758,23 +758,23 @@ def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
             if clocks.serves(i, tick):
                 x = rng.normal(size=d) * (1.0, 0.3, 0.1)
                 waiting[i].append(x / max(1.0, np.linalg.norm(x)))
-        if due := due_at.get(tick):
-            rows = [x for i in due for x in waiting[i]]
+        if senders := due_at.get(tick):
+            rows = [x for i in senders for x in waiting[i]]
             matrices.append(matrices[-1] + sum((np.outer(x, x) for x in rows), np.zeros((d, d))))
-            for i in due:
+            for i in senders:
                 reported.append((i, view[i], len(matrices) - 1, waiting[i]))
                 view[i], waiting[i] = len(matrices) - 1, []
     total = sum(len(rows) for *_, rows in reported)
     growth = d * math.log(1.0 + total / (d * c))
-    bad_value, good = dict.fromkeys(range(silos), 0), 0.0
+    bad_batches, good_sum = dict.fromkeys(range(silos), 0), 0.0
     for i, v, w, rows in reported:
         before, after = matrices[v], matrices[w]
         if np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1] > math.log(2.0):
-            bad_value[i] += 1
+            bad_batches[i] += 1
         else:
-            good += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
-    assert total and good <= 2.0 * growth
-    assert max(bad_value.values()) <= growth / math.log(2.0)
+            good_sum += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
+    assert total and good_sum <= 2.0 * growth
+    assert max(bad_batches.values()) <= growth / math.log(2.0)
 
 
 def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():

@@ -289,9 +289,9 @@ def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints(name):
     e, dense = run_case(name)
     checkpoints = sorted({2, 3, 11, *synchronisation_rounds(dense)[:2], e.horizon - 1})
     sparse = run_compiled(e, checkpoints)
-    at = np.array(checkpoints) - 1
+    indices = np.array(checkpoints) - 1
     for field in ("group_regret", "synchronisations", "bits_up", "bits_down"):
-        np.testing.assert_array_equal(getattr(sparse, field), getattr(dense, field)[at])
+        np.testing.assert_array_equal(getattr(sparse, field), getattr(dense, field)[indices])
     np.testing.assert_array_equal(sparse.actions, dense.actions)
 
 

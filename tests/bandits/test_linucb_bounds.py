@@ -372,15 +372,15 @@ def test_settings_are_checked(key: str, bad_values: tuple[Any, ...], message: st
 
 
 def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
-    whole = setting_of(1000, 5, 20, 1.0, 0.1, 0.1)
+    complete = setting_of(1000, 5, 20, 1.0, 0.1, 0.1)
     refused: list[tuple[Callable[[], float], str]] = [
-        (lambda: bounds.proposition_e_7(whole, 1001), "rounds_per_user must be an integer >= 1"),
-        (lambda: bounds.lemma_a_4(whole, -1), "noise_std must be >= 0, got -1"),
-        (lambda: bounds.lemma_a_2(whole, 0.5, 2.0), "beta must be >= 1, got 0.5"),
-        (lambda: bounds.lemma_a_2(whole, 2.0, 0), "lambda_min must be > 0, got 0"),
-        (lambda: bounds.theorem_e_3(whole, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
-        (lambda: bounds.batch_size("B.1", whole), 'rule must be one of "3.3", "F.2"'),
-        (lambda: bounds.corollary_bound("F.2", whole), 'corollary must be one of "3.3", "B.2"'),
+        (lambda: bounds.proposition_e_7(complete, 1001), "rounds_per_user must be an integer >= 1"),
+        (lambda: bounds.lemma_a_4(complete, -1), "noise_std must be >= 0, got -1"),
+        (lambda: bounds.lemma_a_2(complete, 0.5, 2.0), "beta must be >= 1, got 0.5"),
+        (lambda: bounds.lemma_a_2(complete, 2.0, 0), "lambda_min must be > 0, got 0"),
+        (lambda: bounds.theorem_e_3(complete, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
+        (lambda: bounds.batch_size("B.1", complete), 'rule must be one of "3.3", "F.2"'),
+        (lambda: bounds.corollary_bound("F.2", complete), 'corollary must be one of "3.3", "B.2"'),
         (lambda: bounds.batch_size("B.2", setting_of(1000)), "this bound needs delta"),
         (lambda: bounds.lemma_a_4(setting_of(1000), 1.0), "this bound needs failure_probability"),
     ]

@@ -139,12 +139,12 @@ def exact_posterior(
     def block(j: int) -> slice:
         return slice(d * (j + 1), d * (j + 2))
 
-    common = slice(0, d)
+    common_block = slice(0, d)
     for j in range(silos):
         for rows, columns, sign in (
-            (common, common, 1),
+            (common_block, common_block, 1),
             (block(j), block(j), 1),
-            (common, block(j), -1),
+            (common_block, block(j), -1),
         ):
             precision[rows, columns] += sign * np.eye(d) / delta**2
             if sign < 0:

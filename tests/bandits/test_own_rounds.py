@@ -349,10 +349,10 @@ def test_local_rounds_follow_the_oracles_posterior(protocol, share):
                     )
                     for delta in oracle.GRID
                 ]
-                due = True
+                rebuild = True
             else:
-                due = belief is not None and t & (t - 1) == 0
-            if due:
+                rebuild = belief is not None and t & (t - 1) == 0
+            if rebuild:
                 precision, r, _ = oracle.mixed(sources, g / scale**2, u / scale**2)
                 belief = oracle.Belief.of(precision, r)
     if share == SECRET_COIN:
