@@ -203,8 +203,10 @@ class Moving:
         )
         if ended is None or ended.why != "late" or self._open_leaf(now) > self.plan.releases:
             return step
-        moved = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")
-        return step._replace(writes=(step.writes[0]._replace(value=wire.encoded(moved)),))
+        moved_to_open_leaf = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")
+        return step._replace(
+            writes=(step.writes[0]._replace(value=wire.encoded(moved_to_open_leaf)),)
+        )
 
 
 def with_fault(kinds, party, fault):

@@ -121,8 +121,10 @@ def _said(mistake: Mistake, folder: Path) -> tuple[str, list[str]]:
 
 def _left(folder: Path) -> list[str]:
     """Return files that a mistake has left behind."""
-    odd = [p for p in folder.rglob("*") if p.name in ("out", "out.toml", "plan") or "~" in p.name]
-    return [f"leaves {p.relative_to(folder)}" for p in odd]
+    leftover = [
+        p for p in folder.rglob("*") if p.name in ("out", "out.toml", "plan") or "~" in p.name
+    ]
+    return [f"leaves {p.relative_to(folder)}" for p in leftover]
 
 
 def every() -> list[Mistake]:
@@ -167,13 +169,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("-o", "--output", type=Path, help="file of the table; else it is printed")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     answered = [(mistake, answer(mistake)) for mistake in every() if available(mistake)]
     text = "\n".join(table(answered)) + "\n"
-    if given.output is None:
+    if arguments.output is None:
         sys.stdout.write(text)
     else:
-        given.output.write_text(text)
+        arguments.output.write_text(text)
         print(text.splitlines()[0])
     return int(any(a.faults for _, a in answered))
 

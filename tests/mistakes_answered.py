@@ -33,9 +33,9 @@ def cache_that_is_read_only(folder: Path) -> None:
     """Judge a spec over a LETOR file where the cache cannot be written."""
     lines = [f"{q % 3} qid:{q // 3} 1:{q % 7} 2:{q % 5}" for q in range(24)]
     (folder / "rows.txt").write_text("\n".join(lines) + "\n")
-    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+    old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
     world = '[environment]\nkind = "letor"\npath = "rows.txt"\nfeatures = "all"\n\n'
-    (folder / "s.toml").write_text(SPEC.replace(own, world))
+    (folder / "s.toml").write_text(SPEC.replace(old_environment, world))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTFED_CACHE", "/proc/none")
         with warnings.catch_warnings(record=True) as caught:
@@ -43,7 +43,7 @@ def cache_that_is_read_only(folder: Path) -> None:
             import fastfed
 
             fastfed.run(folder / "s.toml", folder / "kept")
-    raise_as_said([str(one.message) for one in caught])
+    raise_as_said([str(warning.message) for warning in caught])
 
 
 def raise_as_said(lines: list[str]) -> None:
@@ -128,7 +128,7 @@ def table_notes(header: str, row: Callable[[int], str]) -> Make:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fastfed.simulate(environment, "local-linucb", silos=2, horizon=4)
-        raise_as_said([str(one.message) for one in caught] or ["no warning"])
+        raise_as_said([str(warning.message) for warning in caught] or ["no warning"])
 
     return make
 

@@ -59,9 +59,9 @@ def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> 
     """Compile a spec with a part of it replaced."""
 
     def make(folder: Path) -> None:
-        whole = spec(folder) if text is None else text
-        assert old in whole, old
-        (folder / "s.toml").write_text(whole.replace(old, fresh, 1))
+        spec_text = spec(folder) if text is None else text
+        assert old in spec_text, old
+        (folder / "s.toml").write_text(spec_text.replace(old, fresh, 1))
         command("deploy", "new", folder / "s.toml", folder / "plan")
 
     return make

@@ -93,7 +93,7 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
     def make(folder: Path) -> None:
         import fastfed
 
-        given = {
+        arguments = {
             "silos": 2,
             "horizon": 20,
             "dimension": 3,
@@ -101,18 +101,18 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
             "epsilon": 1.0,
             "delta": 1e-5,
         }
-        system = fastfed.make_system("private-fedlinucb", **{**given, **keys})
+        system = fastfed.make_system("private-fedlinucb", **{**arguments, **keys})
         use(fastfed.parties.Silo(system.plan, 0))
 
     return make
 
 
-def twice(one: Any) -> None:
+def twice(selector: Any) -> None:
     """Select twice without a reward in between."""
     for _ in range(5):
-        one.select(np.eye(3))
-        one.observe(1.0)
-    one.select(np.eye(3))
+        selector.select(np.eye(3))
+        selector.observe(1.0)
+    selector.select(np.eye(3))
 
 
 NAN = [[1.0, 0.0, np.nan]]

@@ -147,8 +147,8 @@ def policy(given: Any, **keys: Any) -> Make:
 
 
 def sized(**keys: Any) -> Make:
-    """Ask for advice; what is not said is right."""
-    given = {
+    """Request a plan; keys that are not given have valid values."""
+    valid_keys = {
         "silos": 4,
         "horizon": 100,
         "dimension": 3,
@@ -156,7 +156,7 @@ def sized(**keys: Any) -> Make:
         "delta": 1e-5,
         "seconds": 0.1,
     }
-    return fastfed("plan", **{**given, **keys})
+    return fastfed("plan", **{**valid_keys, **keys})
 
 
 def claiming(certificate: dict[str, Any], epsilon: float) -> dict[str, Any]:

@@ -85,13 +85,13 @@ def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
 
 
 def with_results(use: Callable[[Any, Path], object]) -> Make:
-    """Run the spec in Python, with a curve of silos that are alone, and use the results."""
+    """Run the spec in Python, with a further curve of silos without sharing; use the results."""
 
     def make(folder: Path) -> None:
         import fastfed
 
-        alone = '\n[[curve]]\nlabel = "alone"\nalgorithm = "local-linucb"\n'
-        (folder / "s.toml").write_text(SPEC + alone)
+        further_curve = '\n[[curve]]\nlabel = "alone"\nalgorithm = "local-linucb"\n'
+        (folder / "s.toml").write_text(SPEC + further_curve)
         use(fastfed.run(folder / "s.toml", folder / "kept"), folder)
 
     return make

@@ -60,12 +60,12 @@ def run_in_environment(
     keys: str, curves: str = "", then: Callable[[Path], object] | None = None
 ) -> Make:
     """Run the spec with another environment."""
-    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+    old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
     def make(folder: Path) -> None:
         if then is not None:
             then(folder)
-        changed = SPEC.replace(own, "[environment]\n" + keys + "\n\n")
+        changed = SPEC.replace(old_environment, "[environment]\n" + keys + "\n\n")
         if curves:
             changed = changed[: changed.index("[[curve]]")] + "[[curve]]\n" + curves
         spec(text=changed)(folder)

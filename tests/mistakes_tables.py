@@ -71,11 +71,11 @@ def files(**contents: str) -> Make:
 
 
 def simulate(data: Any, **keys: Any) -> None:
-    """Simulate over a frame, which is made when the mistake is."""
+    """Simulate over this data frame."""
     import fastfed
 
-    given = {"label": "state", "silo": "site", **keys}
-    environment = fastfed.environments.Classification(data=data, **given)
+    columns = {"label": "state", "silo": "site", **keys}
+    environment = fastfed.environments.Classification(data=data, **columns)
     fastfed.simulate(environment, "local-linucb", horizon=4)
 
 

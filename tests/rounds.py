@@ -61,8 +61,8 @@ def hub_of(plan, folder: Path, files, clock: Clock, pipe) -> None:
     with Listening(process, ssl_certfile=files[1], ssl_keyfile=files[2]) as listening:
         pipe.send(listening.port)
         while pipe.recv():
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            pipe.send((used.ru_utime + used.ru_stime, len(hub.broadcasts)))
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            pipe.send((usage.ru_utime + usage.ru_stime, len(hub.broadcasts)))
 
 
 class Counted(Dialer):
@@ -116,7 +116,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                 sum(each_dialer.down for each_dialer in dialers),
             )
             value.value = float(close)
-            started, used = time.monotonic(), time.process_time()
+            started, party_seconds = time.monotonic(), time.process_time()
             for _ in range(12):
                 for dialer in dialers:
                     trouble = dialer.round()
@@ -128,14 +128,14 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                     break
             else:
                 raise AssertionError(f"release {release} has not come to all silos")
-            elapsed, used = time.monotonic() - started, time.process_time() - used
+            elapsed, party_seconds = time.monotonic() - started, time.process_time() - party_seconds
             parent_end.send(True)
             after, released = parent_end.recv()
             assert released == release
             if release > 1:
                 seconds += elapsed
                 cpu += after - before
-                party_cpu += used
+                party_cpu += party_seconds
                 up += sum(each_dialer.up for each_dialer in dialers) - bytes_before[0]
                 down += sum(each_dialer.down for each_dialer in dialers) - bytes_before[1]
     finally:

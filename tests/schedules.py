@@ -95,8 +95,8 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
         return chosen_with_clocks(rng)
     names = [name for name in PLANS if seed >= ALL or PLANS[name][0] != BITS]
     name, faults = rng.choice(names + list(WITHOUT_BATCHES) * (seed >= ALL)), rng.choice(FAULTS)
-    protocol, more = PLANS.get(name, (name, {}))
-    tables = {"federation": {"name": "tests", "least": 2}, **more}
+    protocol, plan_tables = PLANS.get(name, (name, {}))
+    tables = {"federation": {"name": "tests", "least": 2}, **plan_tables}
     tables["federation"] = {"name": "tests", **tables["federation"]}
     if protocol in WORDS and tables["federation"]["least"] == 2 and name in NEEDS_ALL:
         del tables["federation"]

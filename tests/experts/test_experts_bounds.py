@@ -345,18 +345,20 @@ def simulated_switches(d: int, runs: int, r: np.random.Generator) -> np.ndarray:
     There is no noise and L is just below that loss, so that every loss of the expert in use causes
     a switch.
     """
-    others = np.arange(d - 1)
-    end = (d - 1) * math.ceil(math.log(d))  # weights e^-2 per pass: only the last expert remains
+    other_experts = np.arange(d - 1)
+    last_loss = (d - 1) * math.ceil(
+        math.log(d)
+    )  # weights e^-2 per pass: only the last expert remains
     count = np.zeros(runs, dtype=int)
     for run in range(runs):
         t = 0
         while True:
-            weights = np.append(np.exp(-2.0 * ((t - others + d - 2) // (d - 1))), 1.0)
+            weights = np.append(np.exp(-2.0 * ((t - other_experts + d - 2) // (d - 1))), 1.0)
             x = int(np.searchsorted(np.cumsum(weights), r.random() * weights.sum()))
             if x == d - 1:
                 break
             t += (x - t) % (d - 1) + 1
-            if t > end:
+            if t > last_loss:
                 break
             count[run] += 1
     return count

@@ -874,9 +874,9 @@ def test_sweeps_over_keys_silos_and_environment_parameters():
     )
     low_epsilon, high_epsilon = (curves[f"SVT, epsilon = {e}, silos = 6"] for e in (5.0, 50.0))
     assert (low_epsilon.group_regret != high_epsilon.group_regret).any()
-    ends = curves["phases, phase_length = 5"].rounds // 5
+    phases = curves["phases, phase_length = 5"].rounds // 5
     np.testing.assert_array_equal(
-        curves["phases, phase_length = 5"].synchronisation_counts, [ends, ends]
+        curves["phases, phase_length = 5"].synchronisation_counts, [phases, phases]
     )
     for label in LABELS[:6]:
         assert set(curves[label].events) == {"switches", "switches_spent"}

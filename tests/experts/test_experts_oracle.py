@@ -400,7 +400,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_round
 
     def report(self: Any) -> Any:
-        """Report as before, and record the report."""
+        """Call the original method, and record its report."""
         report_ = original_report(self)
         if self.index == 0:
             record.reports.append([])
@@ -408,7 +408,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return report_
 
     def choose(self: Any, costs: Any, uniform: float) -> int:
-        """Choose as before, and record the costs."""
+        """Record the costs, then call the original method."""
         record.costs.append(np.array(costs))
         return int(original_choose(self, costs, uniform))
 

@@ -147,8 +147,8 @@ def test_the_model_plays_like_an_estimate_that_knows_no_set(d, actions, keys, mo
     monkeypatch.setattr(compiled, "uses_fixed_sets", lambda environment, plan: False)
     opened_environment = experiment.environment.open(experiment.seed, 0, 1)
     plans = [curve.system.plan for curve in experiment.curves]
-    (without,) = server.run_steps(opened_environment, plans, experiment.checkpoints)
-    assert np.array_equal(with_model.actions, without.actions)
+    (without_model,) = server.run_steps(opened_environment, plans, experiment.checkpoints)
+    assert np.array_equal(with_model.actions, without_model.actions)
 
 
 @pytest.mark.parametrize("keys", [{}, {"sieve": 1.0}, {"radius": "lemma-a2"}])
