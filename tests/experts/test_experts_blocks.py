@@ -69,7 +69,7 @@ def by_coins_and_by_sums(environment, curve, silos, checkpoints, last=None):
     )  # fmt: skip
     plan, outcomes, original, answers = e.curves[0].system.plan, [], experts.in_coins, []
 
-    def look(*arguments):
+    def recorded_answer(*arguments):
         """Return whether runs in coins are possible, as the original does; record the answer."""
         answers.append(original(*arguments))
         return answers[-1]
@@ -109,7 +109,7 @@ def test_a_fault_of_runs_in_coins_is_detected(monkeypatch):
     run = experts.CoinRounds.run
 
     def without_first(self, *arguments, **keys):
-        """Run as the original does, but set the losses of the first expert to 0, a planted fault."""
+        """Run as the original does, but zero the losses of the first expert, a planted fault."""
         decision = run(self, *arguments, **keys)
         self.lost[0] = 0
         return decision

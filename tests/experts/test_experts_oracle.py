@@ -879,9 +879,9 @@ def test_each_problem_shows_what_its_name_says():
     assert any(n in switches and switches[n] > 0 for n in SVT if "printed, 0.0001" in n)
     # Some queries cause no switch, and some switches choose the same expert again.
     assert any(len(runs[n].queries) > switches[n] + 10 for n in SVT if switches[n])
-    stays = [np.any(run.x[np.array(run.switches) - 1] == run.x[np.array(run.switches) - 2])
+    keeps_expert = [np.any(run.x[np.array(run.switches) - 1] == run.x[np.array(run.switches) - 2])
             for run in runs.values() if run.switches]  # fmt: skip
-    assert any(stays) and not all(stays)
+    assert any(keeps_expert) and not all(keeps_expert)
     # Costs below L* count as equal in some choice of a nearly realizable problem.
     near_realizable_run = runs["N = 1, nearly"]
     assert any(

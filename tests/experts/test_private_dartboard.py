@@ -215,8 +215,10 @@ def test_each_problem_shows_what_its_name_says():
     assert runs["never kept, N = 1"].coins == runs["never kept, N = 1"].draws
     assert not runs["none"].coins and plans["none"].noise.switches == 0
     assert len(runs["one decision"].coins) == 1
-    stays = [run.x[t - 1] == run.x[t - 2] for run in runs.values() for t in run.draws if t > 1]
-    assert any(stays) and not all(stays)
+    keeps_expert = [
+        run.x[t - 1] == run.x[t - 2] for run in runs.values() for t in run.draws if t > 1
+    ]
+    assert any(keeps_expert) and not all(keeps_expert)
     assert any(0 < len(run.draws) < len(run.coins) for run in runs.values())
     changes = [
         np.count_nonzero(np.diff(oracle_run(LIMITED, experiment(LIMITED, n)).x))
@@ -564,8 +566,8 @@ def test_bound_of_the_dartboard_by_hand():
 
 def test_bound_of_limited_updates_by_hand():
     """Check T = 3 and m = 2: round 1, and rounds 2 and 3 with a choice from two losses."""
-    each = (2 * log(4) / 5.0 + sqrt(2 * log(4) / 2)) / 2
-    assert limited_updates.limited_regret(3, 2, 4, 5.0) == approx(2 + 4 * min(each, 1.0))
+    regret_of_round = (2 * log(4) / 5.0 + sqrt(2 * log(4) / 2)) / 2
+    assert limited_updates.limited_regret(3, 2, 4, 5.0) == approx(2 + 4 * min(regret_of_round, 1.0))
     assert limited_updates.limited_regret(1, 2, 4, 5.0) == 2.0
 
 

@@ -92,8 +92,8 @@ def rotate(points: np.ndarray, signs: np.ndarray) -> np.ndarray:
     points = np.asarray(points, dtype=np.float64)
     size = padded(points.shape[1])
     D = np.diag(checked_signs(signs, size))
-    wide = np.hstack([points, np.zeros((len(points), size - points.shape[1]))])
-    return wide @ (hadamard(size) @ D / sqrt(size)).T
+    padded_points = np.hstack([points, np.zeros((len(points), size - points.shape[1]))])
+    return padded_points @ (hadamard(size) @ D / sqrt(size)).T
 
 
 def rotate_back(y: np.ndarray, signs: np.ndarray, d: int) -> np.ndarray:
@@ -141,9 +141,9 @@ def select_by_uniform(probabilities: np.ndarray, u: float) -> int:
     """Return the first index whose cumulative probability exceeds u in [0, 1)."""
     if not 0 <= u < 1:
         raise ValueError(f"the uniform must be in [0, 1), got {u}")
-    above = np.flatnonzero(np.cumsum(probabilities) > u)
+    exceeding = np.flatnonzero(np.cumsum(probabilities) > u)
     # The total may be rounded below u.
-    return int(above[0]) if len(above) else int(np.flatnonzero(probabilities)[-1])
+    return int(exceeding[0]) if len(exceeding) else int(np.flatnonzero(probabilities)[-1])
 
 
 def select_by_gumbel(cost: np.ndarray, epsilon: float, gumbel: np.ndarray) -> int:
@@ -395,8 +395,8 @@ def initial_phases(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: fl
 def lemma_c2_condition(U: int, M: int, d: int, beta: float, lambda_0: float, C_0: float) -> bool:
     """Return whether U fulfils the condition of Lemma C.2."""
     rounds = phase_length(U)
-    left = 12 * (d * C_0 + lambda_0) * sqrt(rounds * log(2 * d * M / beta)) * log(rounds)
-    return left / lambda_0 <= lambda_0 / 4 * rounds
+    left_side = 12 * (d * C_0 + lambda_0) * sqrt(rounds * log(2 * d * M / beta)) * log(rounds)
+    return left_side / lambda_0 <= lambda_0 / 4 * rounds
 
 
 def initial_phases_mended(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float) -> int:
@@ -480,13 +480,17 @@ def composition_delta(
     The convolution uses a Fourier transform: values below about 1e-12 are rounding.
     """
     steps = grid_steps(coordinates) if steps is None else steps
-    one = coordinate_loss(epsilon_coordinate, steps, up)
-    size = coordinates * (len(one) - 1) + 1
-    wide = padded(size)
-    law = np.fft.irfft(np.fft.rfft(one, wide) ** coordinates, wide)[:size]
+    of_one = coordinate_loss(epsilon_coordinate, steps, up)
+    size = coordinates * (len(of_one) - 1) + 1
+    padded_size = padded(size)
+    probabilities = np.fft.irfft(np.fft.rfft(of_one, padded_size) ** coordinates, padded_size)[
+        :size
+    ]
     loss = (np.arange(size) - 2 * steps * coordinates) * (epsilon_coordinate / (2 * steps))
-    above = loss > epsilon
-    return float(np.sum(np.maximum(law[above], 0.0) * -np.expm1(epsilon - loss[above])))
+    exceeds = loss > epsilon
+    return float(
+        np.sum(np.maximum(probabilities[exceeds], 0.0) * -np.expm1(epsilon - loss[exceeds]))
+    )
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float, times: int = 30) -> float:
@@ -546,9 +550,9 @@ def corollary_b5(
     The release is farther from the clients' mean than this distance with at most this probability.
     """
     root = sqrt(6 * d * log(d * M / beta) * log(1 / delta))
-    missed = d**2 * B / (10 * r * sqrt(log(d * M / beta)))
-    missed *= exp(-M * epsilon / (8 * sqrt(6 * d * log(1 / delta))))
-    return 80 * r * log(d / beta) * root / (M * epsilon), 3 * beta + missed
+    range_failure = d**2 * B / (10 * r * sqrt(log(d * M / beta)))
+    range_failure *= exp(-M * epsilon / (8 * sqrt(6 * d * log(1 / delta))))
+    return 80 * r * log(d / beta) * root / (M * epsilon), 3 * beta + range_failure
 
 
 @dataclass(frozen=True)
@@ -584,9 +588,9 @@ def proposition_c3(
     c1 = concentration_c1(M, P, d, beta, lambda_0)
     c2 = estimation_c2(M, P, d, beta, lambda_0, budget.epsilon0, budget.delta0)
     U = initial_phases(M, P, d, beta, lambda_0, C_0)
-    inside = 4 * d**2 * P * sqrt(phase_length(P))
-    inside /= 10 * beta * c1 * sqrt(log(16 * d * M * P / beta))
-    range_works = 8 / budget.epsilon_coordinate * log(inside)
+    argument = 4 * d**2 * P * sqrt(phase_length(P))
+    argument /= 10 * beta * c1 * sqrt(log(16 * d * M * P / beta))
+    range_works = 8 / budget.epsilon_coordinate * log(argument)
     greedy_works = 32 * C_0**2 * c2**2 / (lambda_0**2 * phase_length(U))
     return Parameters(P, U, budget, c1, c2, max(range_works, greedy_works))
 
@@ -623,8 +627,8 @@ def theorem_4_2(M: int, T: int, d: int, epsilon: float, C_0: float, mended: bool
 
     Corrected: M T / C_0 (E14).
     """
-    alone = exp(-M * epsilon) * M * T * (1 / C_0 if mended else C_0)
-    return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + alone
+    without_sharing = exp(-M * epsilon) * M * T * (1 / C_0 if mended else C_0)
+    return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + without_sharing
 
 
 def without_margin(factor: float, d: int, T: int) -> float:
@@ -865,7 +869,7 @@ def replay(
     sending = releasing_phases(T, U, last)
 
     points: list[list[np.ndarray]] = [[] for _ in range(M)]
-    out = Replay(0.0, np.zeros(T), np.zeros((M, T)))
+    result = Replay(0.0, np.zeros(T), np.zeros((M, T)))
     theta: np.ndarray | None = None
     # Line 2.
     for t in range(1, T + 1):
@@ -882,9 +886,9 @@ def replay(
             else:
                 assert theta is not None
                 gap = greedy_shortfall(phi, theta, a)
-            out.worst_gap = max(out.worst_gap, gap)
+            result.worst_gap = max(result.worst_gap, gap)
             expected = np.asarray(means(t, i), dtype=np.float64)
-            out.client_regret[i, t - 1] = expected.max() - expected[a]
+            result.client_regret[i, t - 1] = expected.max() - expected[a]
             # Lines 9 and 20.
             points[i].append(phi[a])
         # Lines 24-32, at the end of a phase; lines 14-15 ask for this phase's rounds only.
@@ -894,16 +898,16 @@ def replay(
         sent = []
         for i in range(M):
             estimate, rank = least_squares(np.array(points[i][start:t]), rewards[i, start:t])
-            out.nearest_rank = min(out.nearest_rank, rank)
+            result.nearest_rank = min(result.nearest_rank, rank)
             sent.append(estimate)
         estimates = cleaned(np.array(sent))
         plain = np.mean(estimates, axis=0)
         theta = plain if mechanism is None else mechanism.release(estimates, p)
-        out.released.append(p)
-        out.estimates.append(estimates)
-        out.globals.append(theta)
-        out.bytes_up += M * 8 * d
-        out.bytes_down += M * 8 * d
-    out.client_regret = np.cumsum(out.client_regret, axis=1)
-    out.group_regret = np.sum(out.client_regret, axis=0)
-    return out
+        result.released.append(p)
+        result.estimates.append(estimates)
+        result.globals.append(theta)
+        result.bytes_up += M * 8 * d
+        result.bytes_down += M * 8 * d
+    result.client_regret = np.cumsum(result.client_regret, axis=1)
+    result.group_regret = np.sum(result.client_regret, axis=0)
+    return result

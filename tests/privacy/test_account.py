@@ -363,7 +363,7 @@ def one_release_short(case: Case, plan: Any) -> Any:
 
 
 def bias_alone(case: Case, plan: Any) -> Any:
-    """Reduce the noise to what the bias stream alone would need."""
+    """Return the plan with only the noise that the bias stream alone would need."""
 
     def change(p: Plan) -> Plan:
         """Scale the noise so that the account of the bias alone would be right."""
@@ -377,12 +377,12 @@ def bias_alone(case: Case, plan: Any) -> Any:
                 relation, "iid", bias_std=1 / bias, cov_std=math.inf
             )
         else:
-            bias, off, on = p.noise_std.parts
-            layout = "iid" if off == on else "goe2"
-            joint_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=off)
+            bias, off_std, diagonal_std = p.noise_std.parts
+            layout = "iid" if off_std == diagonal_std else "goe2"
+            joint_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=off_std)
             bias_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=math.inf)
             if (centred := centred_of(p.clip)) is not None:
-                joint_sensitivity = centred.joint(relation, layout, bias, off)
+                joint_sensitivity = centred.joint(relation, layout, bias, off_std)
                 bias_sensitivity = centred.joint(relation, layout, bias, math.inf)
         return weaker(p, bias_sensitivity / joint_sensitivity)
 
@@ -397,8 +397,8 @@ def without_noise(stream: str) -> Callable[[Case, Any], Any]:
 
         def change(p: Plan) -> Plan:
             """Remove the noise of one stream."""
-            bias, off, on = p.noise_std.parts
-            parts = (0.0, off, on) if stream == "bias" else (bias, 0.0, 0.0)
+            bias, off_std, diagonal_std = p.noise_std.parts
+            parts = (0.0, off_std, diagonal_std) if stream == "bias" else (bias, 0.0, 0.0)
             if p.secure is not None:
                 trials = p.secure.trials
                 return with_shares(p, (0, *trials[1:]) if stream == "bias" else (trials[0], 0, 0))
@@ -1196,20 +1196,20 @@ def brute_squares(plan: Plan, participations: int) -> float:
 
 
 def exact_encoder(matrix: np.ndarray) -> list[list[float]]:
-    """Solve B C = A by forward substitution in fractions, with A the lower triangle of ones."""
+    """Return C with B C = A, by forward substitution; A is the lower triangle of ones."""
     b = [[Fraction(float(v)) for v in row] for row in matrix]
     c: list[list[Fraction]] = []
     for i, row in enumerate(b):
-        above = [
+        numerators = [
             Fraction(int(j <= i)) - sum((row[m] * c[m][j] for m in range(i)), Fraction(0))
             for j in range(len(b))
         ]
-        c.append([v / row[i] for v in above])
+        c.append([v / row[i] for v in numerators])
     return [[float(v) for v in row] for row in c]
 
 
 def honaker_squares(k: int, participations: int) -> float:
-    """Return the same for releases that show only prefixes, each a sum of block estimates.
+    """Return the squared sensitivity of releases of prefixes, each a sum of block estimates.
 
     See Honaker (2015). The prefixes form a Gaussian mechanism with covariance S of their noises;
     the squared sensitivity is a' S^-1 a.
@@ -1245,12 +1245,14 @@ def brute_joint(std: tuple[float, float, float], relation: str) -> float:
 
     The maximum over unit vectors is found on a fine grid.
     """
-    bias, off, on = std
+    bias, off_std, diagonal_std = std
 
     def point(angle: np.ndarray) -> np.ndarray:
         """Return what a unit row adds to the sums, in standard deviations."""
         x, y = np.cos(angle), np.sin(angle)
-        return np.stack([x / bias, y / bias, x * x / on, x * y / off, y * y / on])
+        return np.stack(
+            [x / bias, y / bias, x * x / diagonal_std, x * y / off_std, y * y / diagonal_std]
+        )
 
     angles = np.linspace(0.0, 2.0 * np.pi, 361)
     first_points = point(angles)
@@ -1295,8 +1297,8 @@ def independent_epsilon(plan: Plan, std: NoiseStd) -> float:
     mu = math.sqrt(squares) * joint
     if plan.trigger is not None:
         nodes = plan.horizon.bit_length()
-        off, on = plan.trigger.std
-        change = brute_joint((math.inf, off, on), claim.budget.relation)
+        off_std, diagonal_std = plan.trigger.std
+        change = brute_joint((math.inf, off_std, diagonal_std), claim.budget.relation)
         mu = math.hypot(mu, math.sqrt(nodes) * change)
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(1.0, sensitivity=mu)
     low, high = 0.0, 1.0

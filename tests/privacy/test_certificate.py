@@ -138,9 +138,9 @@ def test_certificates_compare_by_value() -> None:
     with pytest.raises(AttributeError):
         certificate.status = "none"  # type: ignore[misc]
     noise = {"bias": 1.0}
-    kept = Certificate(**fields(noise_std=noise))
+    with_noise = Certificate(**fields(noise_std=noise))
     noise["bias"] = 0.0
-    assert kept.noise_std == {"bias": 1.0}
+    assert with_noise.noise_std == {"bias": 1.0}
 
 
 def test_a_tree_fills_a_certificate() -> None:

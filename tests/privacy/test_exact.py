@@ -555,8 +555,8 @@ def test_choices_have_their_probabilities():
     draw = Uniforms(n, Stream(11))
     counts_found = np.zeros((4, 3))
     for i in range(n):
-        at, place = exact.choose(costs, rate, counts, draw, i)
-        counts_found[at, place] += 1
+        choice, position = exact.choose(costs, rate, counts, draw, i)
+        counts_found[choice, position] += 1
     assert counts_found[3].sum() == 0
     probabilities = np.repeat(weights / counts.clip(1), 3).reshape(4, 3)
     probabilities[np.arange(3)[None] >= counts[:, None]] = 0

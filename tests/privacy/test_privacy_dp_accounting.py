@@ -39,10 +39,10 @@ def test_two_hundred_trees() -> None:
             ("zero-out", "iid"): math.sqrt(2.0),
             ("zero-out", "goe1"): math.sqrt(2.0),
         }[relation, layout]
-        theirs = mechanism.GaussianPrivacyLoss(
+        library_loss = mechanism.GaussianPrivacyLoss(
             standard_deviation=tree.noise_std / (math.sqrt(kappa) * joint)
         )
-        actual = theirs.get_delta_for_epsilon(epsilon)
+        actual = library_loss.get_delta_for_epsilon(epsilon)
         assert actual == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
         assert tree.exact() == pytest.approx(epsilon, rel=REL)
 
@@ -65,10 +65,10 @@ def test_continual_releases(name: str) -> None:
             squared = float((white**2).sum(axis=0).max())
         else:
             squared = float((toeplitz_factor(releases)[:, 0] ** 2).sum())
-        theirs = mechanism.GaussianPrivacyLoss(
+        library_loss = mechanism.GaussianPrivacyLoss(
             standard_deviation=release.noise_std / (math.sqrt(squared) * 2.0)
         )
-        assert theirs.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=REL)
+        assert library_loss.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=REL)
 
 
 def test_epsilon_of_the_published_noise() -> None:
@@ -78,7 +78,7 @@ def test_epsilon_of_the_published_noise() -> None:
         for epsilon, delta in ((0.2, 0.01), (1.0, 0.01), (5.0, 0.1), (5.0, 1e-3)):
             tree = calibrate_tree(Budget(epsilon, delta), 400, calibration)
             mu = 3.0 * user_sensitivity("replace", layout) / tree.noise_std
-            theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
+            library_loss = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
             actual = tree.exact()
             assert actual == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
-            assert theirs.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)
+            assert library_loss.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)

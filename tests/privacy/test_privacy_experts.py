@@ -89,8 +89,8 @@ def argmin_probability(scores: list[float], scale: float, i: int) -> float:
     cuts = [kinks[0] - 60 * scale, kinks[0] - 5 * scale, *kinks]
     cuts += [kinks[-1] + 5 * scale, kinks[-1] + 60 * scale]
     return sum(
-        integrate.quad(integrand, *ends, epsabs=0, epsrel=1e-11, limit=200)[0]
-        for ends in itertools.pairwise(cuts)
+        integrate.quad(integrand, *interval, epsabs=0, epsrel=1e-11, limit=200)[0]
+        for interval in itertools.pairwise(cuts)
     )
 
 
@@ -599,11 +599,11 @@ def test_threshold_noise_must_be_drawn_again() -> None:
     a = b = calibrate_switching(PURE, switches=17).query_scale
     r = np.linspace(-80.0, 80.0, 64_001)
     weights = np.exp(-np.abs(r) / a) / (2.0 * a) * (r[1] - r[0])
-    below = [np.exp(20.0 * log_cdf((r + gap) / b)) for gap in (2.0, 1.0)]
+    first_below = [np.exp(20.0 * log_cdf((r + gap) / b)) for gap in (2.0, 1.0)]
     # At least 12 of the 16 later segments cross at once, with queries 2 above the threshold.
     later = stats.binom.sf(11, 16, np.exp(log_cdf((2.0 - r) / b)))
-    reused = [float(np.sum(weights * p * later)) for p in below]
-    fresh = [float(np.sum(weights * p)) for p in below]
+    reused = [float(np.sum(weights * p * later)) for p in first_below]
+    fresh = [float(np.sum(weights * p)) for p in first_below]
     assert math.log(fresh[0] / fresh[1]) < 0.5
     assert math.log(reused[0] / reused[1]) == pytest.approx(1.86, abs=0.01)
 

@@ -183,7 +183,8 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
     if plan.encoding is not None:
         ends, size, e = [0, *ends_of(plan)], plan.statistic_size, plan.encoding
 
-        def at(k: int) -> int:
+        def encoding_index(k: int) -> int:
+            """Return the number of the encoding of release k."""
             return k - 1 if plan.release_rounds else 0
 
         def centred(i: int, k: int) -> np.ndarray:

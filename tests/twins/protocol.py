@@ -217,7 +217,7 @@ def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, si
         if prefixes:
             nodes, prefix_end = np.zeros((k.bit_length(), len(values))), k
             while prefix_end:
-                # Release `prefix_end` closes the node of its lowest set bit; the rest is the prefix.
+                # Release `prefix_end` closes the node of its lowest set bit.
                 nodes[node_level(prefix_end)] = node(prefix_end)
                 prefix_end &= prefix_end - 1
             values = prefix(nodes, k)
