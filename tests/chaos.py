@@ -839,6 +839,7 @@ class Plan:
         """Open idle and unfinished connections, and send garbage, huge headers and old messages."""
 
         def connect() -> socket.socket:
+            """Return a connection to the hub or to the silo's Unix socket."""
             if party.role == "serve":
                 return socket.create_connection(("127.0.0.1", self.port), 0.2)
             connection = socket.socket(socket.AF_UNIX)

@@ -86,6 +86,7 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
         original_handle = process.handle
 
         def handle(data, original_handle=original_handle):
+            """Record the message, and handle it."""
             sent.append(data)
             return original_handle(data)
 

@@ -86,6 +86,7 @@ def _drawn(draw):
     """Cache a method that draws sealed noise: the noise is a function of the key."""
 
     def drawn(self, silo, node, *sizes):
+        """Return the cached draw of this key while schedules run."""
         if not _QUICK:
             return draw(self, silo, node, *sizes)
         key = self.key(b"schedule", silo, node), draw.__name__, *sizes
@@ -344,6 +345,7 @@ class Remembering(MemoryStore):
         self.everything = list(writes)
 
     def write(self, write):
+        """Write, and remember the write if it is new."""
         is_new = super().write(write)
         self.everything += [write] * is_new
         return is_new

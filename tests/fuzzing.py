@@ -53,6 +53,7 @@ def within(seconds: int) -> Iterator[None]:
         return
 
     def late(*_: object) -> None:
+        """Raise Hang."""
         raise Hang(f"still running after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)

@@ -44,6 +44,7 @@ def guarded(make):
 
     @functools.wraps(make)
     def making(*args, **keys):
+        """Return the new array at the end of a page, or the unchanged result."""
         built = make(*args, **keys)
         is_new_array = type(built) is np.ndarray and built.flags.owndata and built.flags.forc
         if not is_new_array or built.dtype.kind not in "biuf" or not built.nbytes:

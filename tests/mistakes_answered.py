@@ -20,6 +20,7 @@ def results(change: tuple[str, str], *arguments: object) -> Make:
     """Run the spec with a part of it replaced, and show its results."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC.replace(*change))
@@ -57,6 +58,7 @@ def simulated(make: Callable[[], Any]) -> Make:
     """Simulate, and say the epsilon that is claimed, or the number of silos."""
 
     def run(folder: Path) -> None:
+        """Simulate, and raise the text as printed output."""
         raise_as_said([make()])
 
     return run
@@ -66,6 +68,7 @@ def epsilon_of(number: Any) -> Callable[[], str]:
     """Return a function that simulates with this epsilon and returns what is claimed."""
 
     def simulate() -> str:
+        """Return the claimed epsilon of a simulation, as text."""
         import fastfed
 
         keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
@@ -80,6 +83,7 @@ def frame_of(library: str) -> Callable[[], str]:
     """Return a function that simulates on a table of this library."""
 
     def simulate() -> str:
+        """Return the number of silos of a simulation, as text."""
         import importlib
 
         import fastfed
@@ -105,6 +109,7 @@ def noted(old: str, new: str) -> Make:
     """Run the spec with a part of it replaced, and show its notes."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
         from fastfed.reporting.sharing import notes_on_curves
 
@@ -120,6 +125,7 @@ def table_notes(header: str, row: Callable[[int], str]) -> Make:
     """Simulate over a table of 60 records, and show the warnings."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         lines = [header, *(f"{row(i)},{'ill' if i % 3 else 'well'}" for i in range(60))]
@@ -137,6 +143,7 @@ def log_notes(propensity: str) -> Make:
     """Read a log of three actions with this propensity, and show its doubts."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         lines = [f"{'abc'[i % 3]},{i % 2},{propensity}" for i in range(60)]

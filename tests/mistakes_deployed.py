@@ -59,6 +59,7 @@ def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> 
     """Compile a spec with a part of it replaced."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         spec_text = spec(folder) if text is None else text
         assert old in spec_text, old
         (folder / "s.toml").write_text(spec_text.replace(old, fresh, 1))
@@ -71,6 +72,7 @@ def planned(use: Callable[[Path], object]) -> Make:
     """Do something with a plan file agreed.plan and the folders of its parties."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.plans import compile_plan
 
         compile_plan(spec(folder)).save(folder / "agreed.plan")
@@ -83,6 +85,7 @@ def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
     """Call a command beside these files."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         for name, content in (files or {}).items():
             (folder / name).write_bytes(content)
         command(*arguments)
@@ -109,6 +112,7 @@ def agent(**settings: Any) -> Make:
     """Make an agent in the folder "shop"."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment import PrivateLinUCB
 
         budget = {"epsilon": 1.0, "delta": 1e-6, "releases": 3, "batch_size": 9}
@@ -121,6 +125,7 @@ def source(text: str) -> Make:
     """Read the source of a table with a further line."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.data import load_source
 
         (folder / "north.toml").write_text(f'file = "north.csv"\n{text}\n')
@@ -133,6 +138,7 @@ def declared(**changes: Any) -> Make:
     """Read the columns, actions and reward of a spec."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.declared import schema_of
 
         tables = {

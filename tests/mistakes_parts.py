@@ -19,6 +19,7 @@ def agent(use: Callable[[Any], object], **keys: Any) -> Make:
     """Use an agent of three features."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import LinUCB
 
         use(LinUCB(**{"dimension": 3, **keys}))
@@ -30,6 +31,7 @@ def loaded(content: bytes | None, **arrays: Any) -> Make:
     """Load an agent of a file that is none."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import LinUCB
 
         path = folder / "agent.npz"
@@ -63,6 +65,7 @@ def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
     """Call a kernel."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import kernels
 
         getattr(kernels, name)(*arguments, **keys)
@@ -80,6 +83,7 @@ def estimate(name: str, *arguments: Any, **keys: Any) -> Make:
     """Call an estimator."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import off_policy
 
         getattr(off_policy, name)(*arguments, **keys)
@@ -91,6 +95,7 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
     """Use a silo of a small plan."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         arguments = {

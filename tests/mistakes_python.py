@@ -23,6 +23,7 @@ def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
     """Simulate; what is not said is right."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         if not arguments and "curves" not in keys:
@@ -43,6 +44,7 @@ def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
     """Call a function of fastfed."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed as package
 
         getattr(package, name)(*arguments, **keys)
@@ -54,6 +56,7 @@ def results(use: Callable[[Any], object]) -> Make:
     """Use results in a wrong way."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         curves = [{"label": "alone", "algorithm": "local-linucb"}, {"label": "LDP", **PRIVATE}]
@@ -66,6 +69,7 @@ def written(use: Callable[[Any, Path], object]) -> Make:
     """Use a spec file in a wrong way."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC)
@@ -78,6 +82,7 @@ def world_class(name: str) -> Make:
     """Return the mistake of giving an environment class in place of an environment."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         fastfed.simulate(getattr(fastfed.environments, name), "local-linucb", silos=2, horizon=20)
@@ -89,6 +94,7 @@ def made_world(name: str, **keys: Any) -> Make:
     """Return the mistake of making an environment with these keys."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         getattr(fastfed.environments, name)(**keys)
@@ -100,9 +106,11 @@ class First:
     """A policy."""
 
     def select(self, actions: Any) -> Any:
+        """Return action 0."""
         return 0
 
     def observe(self, reward: float) -> None:
+        """Ignore the reward."""
         pass
 
 
@@ -110,6 +118,7 @@ class Beyond(First):
     """A policy that chooses an action that is not there."""
 
     def select(self, actions: Any) -> Any:
+        """Return the index after the last action."""
         return len(actions)
 
 
@@ -117,6 +126,7 @@ class Half(First):
     """A policy that chooses a row of features."""
 
     def select(self, actions: Any) -> Any:
+        """Return the features of action 0 instead of its index."""
         return actions[0]
 
 

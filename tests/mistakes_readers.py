@@ -56,6 +56,7 @@ def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
     """Run a spec over a log of three actions, and then another command."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         rows = [f"{'abc'[i % 3]},{int(i % 5 == 0)},{propensity}" for i in range(90)]
         (folder / "log.csv").write_text("\n".join(["action,reward,propensity", *rows]) + "\n")
         (folder / "s.toml").write_text(LOG.format(more=more))
@@ -77,6 +78,7 @@ def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
     """Rehearse a spec of a deployment."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         (folder / "s.toml").write_text(text)
         named = [part for table in tables for part in ("--table", table)]
         command("deploy", "rehearse", folder / "s.toml", *named)
@@ -88,6 +90,7 @@ def with_results(use: Callable[[Any, Path], object]) -> Make:
     """Run the spec in Python, with a further curve of silos without sharing; use the results."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         further_curve = '\n[[curve]]\nlabel = "alone"\nalgorithm = "local-linucb"\n'
@@ -120,6 +123,7 @@ def certificate(data: Any) -> Make:
     """Read a certificate."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.privacy import Certificate
 
         Certificate.from_builtins(data)

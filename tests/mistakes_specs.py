@@ -39,6 +39,7 @@ def spec(old: str = "", new: str = "", *arguments: object, text: str | None = No
     """Run the spec with a part of it replaced."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         assert text is not None or old in SPEC, old
         (folder / "s.toml").write_text(SPEC.replace(old, new, 1) if text is None else text)
         command("run", folder / "s.toml", "-o", folder / "out", *arguments)
@@ -63,6 +64,7 @@ def run_in_environment(
     old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         if then is not None:
             then(folder)
         changed = SPEC.replace(old_environment, "[environment]\n" + keys + "\n\n")
@@ -82,6 +84,7 @@ def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> 
     """Call a command where a run stands in the folder kept/, perhaps damaged."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC)
@@ -97,6 +100,7 @@ def sql(*lines: str) -> Callable[[Path], None]:
     """Damage of a store by these lines of SQL."""
 
     def damage(path: Path) -> None:
+        """Run the lines of SQL on the store."""
         with sqlite3.connect(path) as store:
             for line in lines:
                 store.execute(line)

@@ -45,6 +45,7 @@ def table(
     """Run a spec over a file with this content; None: there is none."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         if content is not None:
             raw = content.encode() if isinstance(content, str) else content
             (folder / name).write_bytes(raw)
@@ -60,6 +61,7 @@ def files(**contents: str) -> Make:
     """Run a spec over a folder with a file for each silo."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         (folder / "data").mkdir()
         for name, content in contents.items():
             (folder / "data" / f"{name}.csv").write_text(content)
@@ -94,6 +96,7 @@ def pandas(change: Callable[[Any], Any]) -> Make:
     """Simulate over a pandas frame that was changed."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import pandas as pd
 
         simulate(change(pd.DataFrame(columns())))
@@ -105,6 +108,7 @@ def polars(change: Callable[[Any], Any]) -> Make:
     """Simulate over a polars frame that was changed."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import polars as pl
 
         simulate(change(pl.DataFrame(columns())))
@@ -116,6 +120,7 @@ def arrow(change: Callable[[Any, Any], Any]) -> Make:
     """Simulate over an Arrow table that was changed."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import pyarrow as pa
 
         simulate(change(pa, pa.table(columns())))
@@ -135,6 +140,7 @@ def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
     """Simulate over arrays."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         world = fastfed.environments.Classification.from_arrays(features, classes, silo, **keys)
@@ -147,6 +153,7 @@ def run_replay(**parts: Any) -> Make:
     """Run a replay of these arrays."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         np.savez(folder / "log.npz", **parts)
         (folder / "s.toml").write_text(
             'name = "log"\nhorizon = 3\n[environment]\nkind = "replay"\npath = "log.npz"\n'

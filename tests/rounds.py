@@ -45,6 +45,7 @@ class Clock:
         self._value = value
 
     def __call__(self) -> float:
+        """Return the time."""
         return float(self._value.value)
 
 
@@ -71,6 +72,7 @@ class Counted(Dialer):
     up = down = 0
 
     def _post(self, data: bytes) -> list[bytes]:
+        """Send a message, and count the bytes of the message and the answers."""
         answers = super()._post(data)
         self.up += len(data)
         self.down += sum(map(len, answers))

@@ -228,6 +228,7 @@ class Redrawn(SiloParty):
     """A silo with noise of the operating system, drawn again whenever a report is made."""
 
     def report(self, release):
+        """Return the report with new noise."""
         self._noise = SystemNoise()
         return super().report(release)
 
@@ -236,6 +237,7 @@ class Reopening(Hub):
     """A hub that makes a set of all silos that have reported by now, whatever the log says."""
 
     def _broadcast(self, release):
+        """Replace the set of the release by all silos that have reported, then broadcast."""
         reported_silos = [
             index for index in range(self.plan.silos) if (release, index) in self.reports
         ]
@@ -248,6 +250,7 @@ class ByCount(SiloParty):
     """A silo whose leaf ends when it has as many records as its batch."""
 
     def _open_leaf(self, now):
+        """Return the leaf of the next record, by the number of records so far."""
         return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
 
 
@@ -255,6 +258,7 @@ class Opener(Hub):
     """A hub that opens a release with fewer silos than the plan allows."""
 
     def _open_next_set(self, release, now):
+        """Open a set of one silo, as soon as a silo has reported."""
         reported_silos = [
             index for index in range(self.plan.silos) if (release, index) in self.reports
         ]
@@ -268,6 +272,7 @@ class Renaming(Hub):
     """A hub that also asks the helper for the set without its last silo."""
 
     def _requests_to_helper(self):
+        """Return the requests, and each once more without its last silo."""
         messages = super()._requests_to_helper()
         for receiver, data in messages:
             body = self.wire.body(self.wire.read(data), Opened)
@@ -282,6 +287,7 @@ class Obliging(Helper):
     one."""
 
     def handle(self, data, now):
+        """Handle a request as if no set of this or a later release had been opened."""
         release = self.wire.read(data).release
         stored = self.sets, self.answers
         self.sets, self.answers = (

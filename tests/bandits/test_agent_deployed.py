@@ -227,6 +227,7 @@ class FailsOncePerDraw(SeededNoise):
         self.requested: set[tuple[Any, ...]] = set()
 
     def __getattribute__(self, name: str) -> Any:
+        """Return an attribute; methods that draw fail at the first request for each key."""
         attribute = super().__getattribute__(name)
         if name not in ("node", "random_u32", "point_binomials", "permutation", "shuffle_bits"):
             return attribute

@@ -193,6 +193,7 @@ def regularizer_and_width(e, sizes):
     M, alpha = T // B, keys["failure_probability"]
 
     def observed_rounds(t, m):
+        """Return the number of rounds that the radius of round t counts after m releases."""
         # With releases in every round and no noise, the package also counts the current round.
         return m * B if plan.batch_size else t
 
@@ -272,6 +273,7 @@ def replay_run(e, outcome, sizes, change=lambda direct: direct, rule=None):
     (actions,), (rewards,) = outcome.actions, outcome.rewards
 
     def contexts(t):
+        """Return the features of the actions of round t."""
         return environment.round(0, t)[0].astype(float)
 
     def points(t):
@@ -610,6 +612,7 @@ def test_runs_equal_the_published_code_in_its_features(name):
     (actions,), (rewards,) = outcome.actions, outcome.rewards
 
     def contexts(t):
+        """Return the features of the actions of round t."""
         return PUBLISHED_NORM * environment.round(0, t)[0].astype(float)
 
     def points(t):

@@ -326,6 +326,7 @@ def test_missing_second_bonus_is_detected():
         """A planted fault: runs whose scores lack the second bonus."""
 
         def play(self, silo: Silo, round: int) -> None:
+            """Play a round without the second bonus."""
             silo._second_bonus = 0.0
             super().play(silo, round)
 

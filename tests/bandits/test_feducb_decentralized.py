@@ -226,6 +226,7 @@ def test_both_drivers_agree_bit_for_bit(name):
 
 def test_each_case_shows_what_its_name_says():
     def syncs(name):
+        """Return the number of synchronisations in the run of a case."""
         return int(run_case(name)[1].synchronisations[-1])
 
     plans = {name: plan_of(run_case(name)[0]) for name in CASES}
@@ -766,6 +767,7 @@ def test_replay_detects_counts_of_all_silos_in_place_of_the_clique(name):
         return {"regularizer": np.array([ratio * r[0], r[1]])}
 
     def extra(part: Part, plan: PeerPlan) -> dict[str, Any]:
+        """Return the trigger with the matrix for the number of all silos, a planted fault."""
         return changed_trigger(part, extra=part.plan.trigger.extra * plan.silos / len(part.clique))
 
     # Without noise the trigger adds nothing. With noise it adds more than the initial V.
@@ -812,10 +814,12 @@ def test_no_two_draws_share_a_key():
             self.rounds: list[tuple[int, int]] = []
 
         def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+            """Record the silo and node, and draw the noise."""
             self.drawn.append((silo, node))
             return super().node(silo, node, dimension)
 
         def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+            """Record the silo and round, and draw the noise."""
             self.rounds.append((silo, round))
             return super().trigger(silo, round, dimension)
 

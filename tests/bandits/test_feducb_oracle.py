@@ -150,6 +150,7 @@ def uneven_environment() -> Python:
     """
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
+        """Return features of 2 to 4 actions, whose norm grows with the silo, and their means."""
         rng = np.random.default_rng([seed, replicate, silo, round])
         features = rng.normal(size=(2 + round % 3, 3))
         features *= (0.3 + 0.4 * silo) / np.linalg.norm(features, axis=1, keepdims=True)
@@ -241,6 +242,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
 
 def test_each_case_shows_what_its_name_says():
     def rounds(name):
+        """Return the rounds of the case that ended with a synchronisation."""
         return synchronisation_rounds(run_case(name)[1])
 
     for name in ("every round", "sharp, every round"):

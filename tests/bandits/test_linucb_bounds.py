@@ -182,6 +182,7 @@ def test_bounds_are_monotone(result: str) -> None:
 
 def test_other_bounds_are_monotone() -> None:
     def cost(T: int, d: int, epsilon: float, delta: float, M0: int) -> float:
+        """Return the bound of Proposition E.7 for a user of M0 rounds."""
         return bounds.proposition_e_7(setting_of(T, d, 1, epsilon, delta), M0)
 
     value = cost(1000, 5, 0.5, 0.1, 10)

@@ -206,9 +206,11 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
     }
 
     def noise_bits(i: int, k: int) -> np.ndarray:
+        """Return the numbers of noise ones of silo i in node k, by round and entry."""
         return keyed_rng(7, i, k).binomial(encoding_of_node[k][1], 0.25, (len(rounds_of[k]), 9))
 
     def centred_noise_bits(i: int, k: int) -> np.ndarray:
+        """Return the sums of these numbers over the rounds of a node, minus their mean."""
         return np.sum(noise_bits(i, k) - encoding_of_node[k][1] / 4, axis=0)
 
     def node_matrix(k: int) -> np.ndarray:

@@ -61,6 +61,7 @@ class Squared:
     y: np.ndarray
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         a = self.a[client, t - 1]
         return a * (a @ x - self.y[client, t - 1])
 
@@ -74,6 +75,7 @@ class OneKinked:
     u: np.ndarray
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         return self.elsewhere if t != self.t else self.u * (1.0 if self.u @ x > 0.5 else -1.0)
 
 
@@ -89,6 +91,7 @@ def test_phases_vertices_and_leaves(central: bool) -> None:
     losses = Squared(keyed_rng(1).uniform(-1, 1, (m, T, d)), keyed_rng(2).uniform(-1, 1, (m, T)))
 
     def noise(i: int, p: int, k: int) -> np.ndarray:
+        """Return the noise of client i in leaf k of phase p."""
         return keyed_rng(3, i + 1, p, k).laplace(size=d)
 
     run = gao.ope_stoch(

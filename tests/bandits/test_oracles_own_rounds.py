@@ -137,6 +137,7 @@ def exact_posterior(
     precision, linear = np.zeros((d * (silos + 1),) * 2), np.zeros(d * (silos + 1))
 
     def block(j: int) -> slice:
+        """Return the rows and columns of theta_j in the joint precision."""
         return slice(d * (j + 1), d * (j + 2))
 
     common_block = slice(0, d)

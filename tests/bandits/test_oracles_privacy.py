@@ -169,6 +169,7 @@ def test_honaker_estimate_equals_least_squares(level: int) -> None:
 
 def test_prefix_noises_by_hand() -> None:
     def noise_of(release: str, k: int) -> float:
+        """Return the noise of prefix k if draw n is 10^(n - 1), so that digits show the weights."""
         return float(zhou.prefix_noise(release, k, lambda n: np.array([10.0 ** (n - 1)]))[0])
 
     assert noise_of("toeplitz", 3) == approx(100 + 10 / 2 + 3 / 8)

@@ -469,6 +469,7 @@ class LeakingSilo(Silo):
     """A silo with a planted fault: its batches contain local rounds, too."""
 
     def _learn(self, x, y):
+        """Add the data point of a local round to the batch, too."""
         if self.plays_own:
             self._randomizer.observe(x, y)
         super()._learn(x, y)

@@ -204,6 +204,7 @@ def test_rewards_are_clipped_if_clip_is_set(clip):
 
 def test_features_are_clipped_if_clip_is_set():
     def features_and_means(seed: int, replicate: int, silo: int, round: int) -> Any:
+        """Return features with norms above 1, and means, for a silo and round."""
         rng = np.random.default_rng((seed, silo, round))
         return 3.0 + rng.normal(size=(4, 3)), rng.uniform(size=4)
 
@@ -359,6 +360,7 @@ def oracle_mechanism(e: Experiment, **changes: Any) -> oracle.Mechanism | None:
     c1 = oracle.concentration_c1(M, P, d, beta, keys["diversity"])
 
     def uniforms_for(purpose: int):
+        """Return a function of the phase that draws the uniforms for a purpose."""
         return lambda p: source.uniforms(purpose, p - plan.initial + 1, d2)
 
     if keys["calibration"] == "printed":

@@ -307,6 +307,7 @@ def test_certificate_without_privacy_has_status_none():
 
 def test_certificate_names_a_scaled_radius():
     def caveats_with_theorem(**keys: Any) -> list[str]:
+        """Return the caveats of a certificate that mention Theorem 3.3."""
         return [caveat_ for caveat_ in certificate(**keys).caveats if "Theorem 3.3" in caveat_]
 
     (caveat,) = caveats_with_theorem(concentration_multiplier=0.012)

@@ -721,6 +721,7 @@ def test_widths_of_another_release_are_noticed() -> None:
     larger = made_of("private-fedlinucb", PLAYED[5], silos=200).plan.widths
 
     def other(plan: Plan) -> Plan:
+        """Return the plan with the widths of a plan of 200 silos."""
         return replace(plan, widths=larger[-1:] * len(plan.widths))
 
     _, ratios = plays(PLAYED[5], 16, fault=other)

@@ -445,6 +445,7 @@ def test_noise_of_a_wrong_shape_raises_an_error():
         """A source whose noise is too short."""
 
         def node(self, silo, node, dimension):
+            """Return two numbers, fewer than a statistic has."""
             return np.zeros(2)
 
     silo = fastfed.parties.Silo(system.plan, 0, Short())

@@ -32,6 +32,7 @@ def check_equal(actual: float, expected: float, rel: float = 1e-9) -> None:
 @pytest.mark.parametrize("d", [1, 2, 3, 17, 400])
 def test_largest_laplace_equals_its_integral(d: int) -> None:
     def probability_above(x: float) -> float:
+        """Return the probability that the largest of d Laplace numbers exceeds x."""
         return -math.expm1(d * math.log1p(-0.5 * math.exp(-x)))
 
     positive_part = integrate.quad(probability_above, 0, 60, epsabs=1e-12)[0]
@@ -158,6 +159,7 @@ def simulate_phase(
     s = np.where(np.arange(d) % 2, 1.0, -1.0)
 
     def gradient(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return the gradient at x of the losses with these g."""
         return g + beta * (x @ s)[:, None] * s
 
     x = np.zeros((runs, d))
@@ -231,6 +233,7 @@ def test_smoothness_term_is_attained_and_the_printed_one_exceeded() -> None:
     beta, s = 0.6, np.array([1.0, -1.0])
 
     def loss(x: np.ndarray) -> float:
+        """Return the smooth loss (beta/2) <s, x>^2."""
         return beta / 2 * float(s @ x) ** 2
 
     for eta in (0.25, 1.0):
@@ -399,6 +402,7 @@ def test_failure_probabilities_equal_their_integrals(a: float, b: float) -> None
             return laplace_cdf((w + r) / b) ** k
 
         def density(r: float) -> float:
+            """Return the density of the threshold noise."""
             return math.exp(-abs(r) / a) / (2 * a)
 
         if a == 0:

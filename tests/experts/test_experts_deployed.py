@@ -659,9 +659,11 @@ def test_a_report_can_be_repeated_after_its_gradient_failed():
     failed = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
+        """Return a gradient at x."""
         return x * np.arange(D)
 
     def fails_once(x: np.ndarray) -> np.ndarray:
+        """Return the gradient at x, but fail once, in the third of six leaves."""
         # Fail in the third of six leaves; that leaf has its own losses.
         if not failed and failing.clients[0].release == plan.exchanges_before(63) + 2:
             failed.append(True)
@@ -695,18 +697,22 @@ class FailsAtDraw(SeededNoise):
             raise OSError("no entropy")
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().uniforms(purpose, release, count)
 
     def uniform(self, purpose: int, release: int) -> float:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().uniform(purpose, release)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().laplace(silo, release, count)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().sample(silo, phase, count)
 

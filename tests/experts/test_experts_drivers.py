@@ -75,6 +75,7 @@ def compiled_losses() -> Any:
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write the losses of ``python_losses`` to ``loss``."""
         for n in range(5):
             loss[n] = ((7 * silo + 13 * round + 5 * n * n + 3 * replicate + seed) % 29) / 28.0
         return 0
@@ -89,6 +90,7 @@ def compiled_gradient() -> Any:
 
     @numba.cfunc(gradient_signature())
     def function(state, seed, replicate, silo, round, x, gradient):
+        """Write the gradient of ``python_gradient``, and return the loss."""
         loss = 0.0
         for n in range(4):
             gradient[n] = x[n] - ((3 * silo + 11 * round + 7 * n + replicate + seed) % 17) / 32.0
@@ -653,6 +655,7 @@ def test_compiled_functions_can_read_their_state():
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write the numbers of the state as losses."""
         for n in range(3):
             loss[n] = state[n]
         return 0
@@ -1063,6 +1066,7 @@ def losses_that_raise(kind: type[Exception], at: tuple[int, int]) -> Callable[..
     """Return losses that raise an exception of this kind for (silo, round) = ``at``."""
 
     def function(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
+        """Return losses of 1/2, except for the exception."""
         if (silo, round) == at:
             raise kind("nothing here")
         return np.full(3, 0.5)
@@ -1143,6 +1147,7 @@ def test_the_first_failure_is_reported():
     failing = {(0, 3), (1, 3), (1, 400)}
 
     def function(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
+        """Return losses of 0, but raise ValueError for some (silo, round)."""
         if (silo, round) in failing:
             raise ValueError(f"{silo} {round}")
         return np.zeros(3)
@@ -1170,6 +1175,7 @@ def bad_losses(kind: str) -> Any:
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write losses of 1/2, except for the wrong one."""
         for n in range(3):
             loss[n] = 0.5
         if round == 11 and silo == 1:
@@ -1198,6 +1204,7 @@ def bad_gradient(kind: str) -> Any:
 
     @numba.cfunc(gradient_signature())
     def function(state, seed, replicate, silo, round, x, gradient):
+        """Write the gradient, and return the loss."""
         for n in range(3):
             gradient[n] = slope
         return loss

@@ -657,6 +657,7 @@ def test_a_budget_too_small_for_a_tree_releases_nothing():
 
 def test_certificate_has_caveats_about_regret():
     def has_caveat(word: str, *args: Any, **keys: Any) -> bool:
+        """Return whether a caveat of the certificate contains the word."""
         return any(word in c for c in certificate(*args, **keys).caveats)
 
     assert has_caveat("is a key's word", SVT, UNKNOWN_OPTIMUM, optimal_loss=1.0)

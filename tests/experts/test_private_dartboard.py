@@ -581,10 +581,12 @@ def fixed_digits(u: Fraction) -> Any:
         """A source of random bytes: the binary digits of u."""
 
         def __call__(self, count: int) -> bytes:
+            """Return the first digits of u as bytes of a word."""
             words = int(u * 2**64)
             return int(words).to_bytes(8, "little")[:count]
 
         def further(self, index: int, start: int, count: int) -> bytes:
+            """Return `count` bytes of digits of u after the first `start` digits."""
             scaled = int(u * 2 ** (start + 8 * count))
             return (scaled % 2 ** (8 * count)).to_bytes(count, "big")
 

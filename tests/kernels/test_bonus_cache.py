@@ -43,9 +43,11 @@ class Rows(PoolEnvironment):
         self.silo_starts = equal_blocks(len(sizes), silos)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool of the rows."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict:
+        """Return the kind only."""
         return {"kind": self.kind}
 
 

@@ -205,6 +205,7 @@ class LeafLibrary:
         self._library = ctypes.CDLL(str(library))
 
     def __getattr__(self, name: str):
+        """Return the leaf function of this name."""
         return lambda *values: self.bound(name, *values)()
 
     def bound(self, name: str, *values) -> Callable[[], object]:
@@ -216,6 +217,7 @@ class LeafLibrary:
         return lambda values_kept_alive=values: function(*call_arguments)
 
     def address(self, name: str) -> int:
+        """Return the address of an exported function."""
         return ctypes.cast(self._library[name], ctypes.c_void_p).value
 
 
@@ -244,6 +246,7 @@ class ExtensionLibrary(LeafLibrary):
         self._levelled = {row.name.decode(): row.of[column] for row in rows}
 
     def address(self, name: str) -> int:
+        """Return the address at the level, or else that of the exported function."""
         return self._levelled.get(name) or super().address(name)
 
 
@@ -286,6 +289,7 @@ def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
     results: dict[str, bytes] = {}
 
     def store(name: str, *values) -> None:
+        """Store the bytes of the values under a name."""
         results[name] = b"".join(np.asarray(v).tobytes() for v in values)
 
     for name, dtype in (("normals_f32", np.float32), ("normals_f64", np.float64)):

@@ -25,6 +25,8 @@ from .huang_2023 import select_by_uniform
 
 @dataclass
 class Run:
+    """The experts of all rounds of a run, with its coins and draws."""
+
     x: np.ndarray  # (T,), the experts
     coins: list[int] = field(default_factory=list)  # rounds in which a coin was thrown
     draws: list[int] = field(default_factory=list)  # rounds with a new draw, also of the same x
@@ -154,6 +156,7 @@ def hockey_stick(here: Law, there: Law, epsilon: float) -> float:
     """Return sup_S P(S) - e^epsilon Q(S), the larger of both directions."""
 
     def one(a: Law, b: Law) -> float:
+        """Return the sum of the positive parts of a - e^epsilon b over all outcomes."""
         return sum(max(0.0, a.get(o, 0.0) - exp(epsilon) * b.get(o, 0.0)) for o in a)
 
     return max(one(here, there), one(there, here))

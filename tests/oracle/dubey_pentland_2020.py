@@ -450,6 +450,7 @@ def replay(
     shift = middle(rho_min, rho_max, shift)
 
     def of(i: int) -> Callable[[int], np.ndarray] | None:
+        """Return the noise of silo i's tree as a function of the node; None without noise."""
         return None if noise is None else (lambda node: noise(i, node))
 
     # Line 1: the initial matrix is exactly M rho_min I.
@@ -720,11 +721,13 @@ def replay_decentralised(
     weight = [M if count == "silos" else len(clique[i]) for i in range(M)]
 
     def of(i: int, g: int) -> Callable[[int], np.ndarray] | None:
+        """Return the noise of a silo's estimator g by node; None without noise."""
         return None if noise is None else (lambda node: noise(i, g, node))
 
     # Line 3.1; the entries of all senders sum to the initial statistics, and each is replaced
     # later.
     def start(i: int) -> Total:
+        """Return a sender's initial entry; those of a clique sum to the initial statistics."""
         return weight[i] * rho_min / len(clique[i]) * np.eye(d), np.zeros(d)
 
     sets = [

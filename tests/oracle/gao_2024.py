@@ -124,6 +124,7 @@ def design(
         raise ValueError(f"rule must be in {RULES}, got {rule!r}")
 
     def wanted(b: int) -> float:
+        """Return the number of trees of Theorem C.5 for batch b, not rounded."""
         return trees_wanted(b, m=m, d=d, epsilon=epsilon, alpha=alpha, beta=beta, central=central)
 
     if p == 1:
@@ -187,20 +188,27 @@ def leaves_below(j: int, depth: int) -> int:
 
 
 class Losses(Protocol):
+    """The losses of all clients and rounds, by their gradients."""
+
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
         """Return the gradient (d,) of client's loss of round t at x."""
 
 
 @dataclass(frozen=True)
 class LinearLosses:
+    """Losses <a, x> for the rows a of a table."""
+
     table: np.ndarray  # (m, T, d)
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient (d,), which does not depend on x."""
         return np.asarray(self.table[client, t - 1], dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Vertex:
+    """A visited vertex of a tree, with its gradient estimates."""
+
     phase: int
     tree: int
     path: str  # of 0 (left) and 1 (right); "" is the root
@@ -211,6 +219,8 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Leaf:
+    """A visited leaf of a tree, with the choice that follows from its scores."""
+
     phase: int
     tree: int
     path: str
@@ -226,6 +236,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Phase:
+    """A phase: its rounds, its trees and the weights that are played."""
+
     p: int
     rounds: range
     batch: int
@@ -235,6 +247,8 @@ class Phase:
 
 @dataclass
 class OpeRun:
+    """The weights of all rounds of a run, with its phases, vertices and leaves."""
+
     x: np.ndarray  # (T, d), the same at all clients
     phases: list[Phase] = field(default_factory=list)
     vertices: list[Vertex] = field(default_factory=list)
@@ -477,6 +491,8 @@ def noise_gap_tail(x: float, threshold_scale: float, query_scale: float) -> floa
 
 @dataclass(frozen=True)
 class SvtNoise:
+    """The draws of a run of `fed_svt`."""
+
     threshold: Callable[[int], float]  # standard Laplace, of the threshold after k switches
     query: Callable[[int], float]  # standard Laplace, of the query of round t
     uniform: Callable[[int], float]  # in [0, 1), of the resampling of round t; t = 1 for x_1
@@ -484,6 +500,8 @@ class SvtNoise:
 
 @dataclass
 class SvtRun:
+    """The experts of all rounds of a run of `fed_svt`, with its switches and queries."""
+
     x: np.ndarray  # (T,), the experts
     switches: list[int] = field(default_factory=list)  # rounds of a resampling, also to the same x
     queries: list[tuple[int, float]] = field(default_factory=list)  # round and q

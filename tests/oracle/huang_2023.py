@@ -515,6 +515,7 @@ def tight_epsilon(epsilon: float, delta: float, coordinates: int) -> float:
     """Return the largest eps' whose composition over `coordinates` is (epsilon, delta)-DP."""
 
     def holds(value: float) -> bool:
+        """Return whether the composition at this eps' is (epsilon, delta)-DP."""
         return composition_delta(epsilon, value, coordinates) <= delta
 
     low = epsilon / coordinates  # Basic composition.
@@ -817,6 +818,8 @@ class Mechanism:
 
 @dataclass
 class Replay:
+    """The result of repeating the recorded actions."""
+
     worst_gap: float  # distance of a score from the best, relative to the rounded numbers
     group_regret: np.ndarray  # (T,), cumulative, over all clients
     client_regret: np.ndarray  # (M, T), cumulative

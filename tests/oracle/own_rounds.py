@@ -260,6 +260,7 @@ def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.n
     after, toward = p + g, q + u
 
     def quadratic(m: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return v' M^-1 v for each matrix and vector."""
         return (v * np.linalg.solve(m, v[..., None])[..., 0]).sum(axis=-1)
 
     determinants = np.linalg.slogdet(p)[1] - np.linalg.slogdet(after)[1]
@@ -546,6 +547,7 @@ def turned(rng: np.random.Generator, replicates: int, silos: int, d: int, angle:
     direction."""
 
     def unit(a: np.ndarray) -> np.ndarray:
+        """Return the rows scaled to norm 1."""
         return a / np.linalg.norm(a, axis=1, keepdims=True)
 
     v = np.repeat(unit(rng.standard_normal((replicates, d - 1))), silos, axis=0)
@@ -573,6 +575,7 @@ def pooled(rng: np.random.Generator, n: int, actions: int, d: int, size: int = 3
     runs = np.lib.stride_tricks.sliding_window_view(pool, actions, axis=0)
 
     def contexts(t: int) -> np.ndarray:
+        """Return the contexts of a round, a run of the pool for each of the n silos."""
         return runs[rng.integers(0, len(runs), n)].transpose(0, 2, 1)
 
     return contexts

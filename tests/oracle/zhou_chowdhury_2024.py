@@ -224,6 +224,7 @@ class Stream:
         raw = [added(stream[:k]) for stream in self.gamma]
 
         def of(drawn: Drawn) -> Callable[[int], np.ndarray]:
+            """Return the stream's part of a draw as a function of its number."""
             return lambda number: drawn[number][part]
 
         return added(raw + [prefix_noise(release, k, of(drawn)) for drawn in givers])

@@ -467,6 +467,7 @@ def participation_counted_once(case: Case, plan: Any) -> Any:
     """Claim four batches per user with the noise and epsilon of one batch."""
 
     def change(p: Plan) -> Plan:
+        """Claim four batches per user."""
         return replace(p, privacy=msgspec.structs.replace(p.privacy, max_participations=4))
 
     return everywhere(plan, change)
@@ -515,6 +516,7 @@ def factor_times(power: float) -> Callable[[Case, Any], Any]:
     """
 
     def fault(case: Case, plan: Any) -> Any:
+        """Return the plan with the factor B D."""
         k = len(plan.factor)
         scale = np.linspace(1.0, 0.5, k) ** power
         return replace(plan, factor=Factor(plan.factor.matrix * scale))
@@ -1019,15 +1021,19 @@ class UnknownPlan(ExpertPlan):
         return 0
 
     def exchanges_before(self, round: int) -> int:
+        """Return the number of exchanges before a round: none."""
         return 0
 
     def asking_rounds(self, last: int) -> np.ndarray:
+        """Return the rounds before which messages are exchanged: none."""
         return np.zeros(0, np.int64)
 
     def collector(self, index: int, noise: Any) -> Any:
+        """Return no collector."""
         return None
 
     def decider(self, noise: Any) -> Any:
+        """Return no decider."""
         return None
 
 
@@ -1062,6 +1068,8 @@ def test_a_package_can_register_an_account() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Registered(UnknownPlan):
+        """A plan of a type whose account a package registers."""
+
         scale: float
 
     known_system = CASES["fed-svt"].make()

@@ -746,6 +746,7 @@ def test_numbers_of_registered_events_are_checked(value: Any) -> None:
         noise_stds = {}
 
         def exact(self) -> float:
+            """Return the epsilon of the mechanism."""
             return 0.0
 
     assert event_epsilon(Own(1.0)) == 0.0

@@ -325,6 +325,7 @@ def test_audit_detects_too_little_laplace_noise() -> None:
     mechanism = Laplace(sensitivity=1.0, epsilon=1.5)  # the scale of a sensitivity of 2 / 3
 
     def release_of(value: float) -> Callable[[int], np.ndarray]:
+        """Return a function of n that draws n releases of this value."""
         return lambda n: mechanism.release(np.full(n, value), rng.uniform(size=n))
 
     result = audit(

@@ -140,9 +140,13 @@ def test_arguments_and_results_of_any_kind_are_exact(folder: Path) -> None:
 def test_records_of_different_kinds_differ(folder: Path) -> None:
     @dataclasses.dataclass(frozen=True)
     class First:
+        """A record with one field."""
+
         x: float
 
     class Second(NamedTuple):
+        """A record of a different kind with the same field."""
+
         x: float
 
     counted = Counted(lambda one: 1)
@@ -336,9 +340,11 @@ class _Full:
         self.file, self.code = open(*opened), code  # noqa: SIM115
 
     def __enter__(self) -> _Full:
+        """Return the file."""
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Close the file."""
         self.file.close()
 
     def write(self, content: bytes) -> None:

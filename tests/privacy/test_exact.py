@@ -47,6 +47,7 @@ class Stream:
         self.first = b"".join(int(w).to_bytes(8, "little") for w in words)
 
     def __call__(self, count: int) -> bytes:
+        """Return the next bytes: those of the given words first, then bytes of a hash."""
         first_bytes, self.first = self.first[:count], self.first[count:]
         self.at += 1
         return first_bytes + hashlib.shake_128(f"{self.seed} {self.at}".encode()).digest(
@@ -220,6 +221,7 @@ class LongRadius(Stream):
         self.radius, self.calls = radius, 0
 
     def __call__(self, count: int) -> bytes:
+        """Return the next bytes, in which the given words replace those of the radius."""
         random_bytes = super().__call__(count)
         self.calls += 1
         if self.calls == 1:

@@ -202,6 +202,7 @@ def leaf_scores(
     """Return the scores (leaves, d) of a phase along given experts, written as in Algorithm 3."""
 
     def mean(losses: list[Loss], x: np.ndarray) -> np.ndarray:
+        """Return the mean gradient at x of losses with gradients a x + c."""
         return np.mean([a @ x + c for a, c in losses], axis=0)
 
     x, scores, k = np.eye(d)[0], [], 0
@@ -367,6 +368,7 @@ def test_exact_noise_of_vertices_uses_the_whole_budget(
     )
 
     def account(noise: VertexNoise) -> float:
+        """Return the exact epsilon of what the noise protects: the experts or the messages."""
         return noise.exact() if protect == "experts" else noise.exact_messages()
 
     assert 1.0 - 1e-6 < account(drawn_noise) / budget.epsilon <= 1.0

@@ -198,6 +198,7 @@ def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float
         return x[..., 0, :], y[..., 0], x[..., 1, :], y[..., 1]
 
     def value(z: np.ndarray) -> np.ndarray:
+        """Return the squared change by the two records with these parameters."""
         return weighted_change(layout, bias_std, cov_std, *split(z))
 
     starts = rng.normal(size=(20_000, size))

@@ -95,7 +95,8 @@ def test_composition_of_two_kinds_equals_enumeration() -> None:
     e, laplace_epsilon = 0.7, 1.3
     truth_probability = 1.0 / (1.0 + math.exp(-e))
 
-    def curve(x: float) -> float:  # privacy curve of the Laplace mechanism at any real x
+    def curve(x: float) -> float:
+        """Return the privacy curve of the Laplace mechanism at any real x."""
         if x >= laplace_epsilon:
             return 0.0
         return -math.expm1((x - laplace_epsilon) / 2.0) if x > -laplace_epsilon else -math.expm1(x)

@@ -149,6 +149,7 @@ def faulty_sums(secure_sum: SecureSum) -> dict[str, SecureSum]:
     """Return, for each planted fault, the sum with the changed numbers."""
 
     def change(**fields) -> SecureSum:
+        """Return the sum with changed fields."""
         return msgspec.structs.replace(secure_sum, **fields)
 
     bias, off_diagonal, diagonal = secure_sum.trials
@@ -281,6 +282,7 @@ def divergence_of_many_coins(parts, epsilon: float) -> float:
         k = np.arange(int(n / 2 - 12 * std), int(n / 2 + 12 * std), step, dtype=np.float64)
 
         def log_mass(v, n=n):
+            """Return ln P(Bin(n, 1/2) = v)."""
             return gammaln(n + 1) - gammaln(v + 1) - gammaln(n - v + 1) - n * math.log(2.0)
 
         mass = np.exp(log_mass(k))

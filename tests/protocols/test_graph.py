@@ -26,6 +26,8 @@ FALSE_ALARM = 1e-6
 
 @dataclass(eq=False)
 class Message:
+    """A message of this number of bytes."""
+
     nbytes: int
     number: int = 0
 

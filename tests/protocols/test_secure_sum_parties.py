@@ -38,6 +38,7 @@ class RecordingSeededNoise(SeededNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
+        """Draw coins, and record them."""
         drawn_coins = super().coins(silo, node, dimension, trials)
         self.drawn.append(drawn_coins.view(np.int64))
         return drawn_coins
@@ -114,6 +115,7 @@ class RecordingSystemNoise(SystemNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
+        """Draw coins, and record them."""
         drawn_coins = super().coins(silo, node, dimension, trials)
         self.drawn.append(drawn_coins.view(np.int64))
         return drawn_coins
@@ -258,6 +260,7 @@ def test_silos_and_aggregate_have_the_same_distribution_for_many_coins(
     for run in range(runs):
 
         def noise(run=run, silo=0):
+            """Return the noise source of a silo in a run."""
             return SystemNoise() if source is SystemNoise else SeededNoise(run)
 
         silos, decoder = (
@@ -322,6 +325,7 @@ class ReplayedCoins(SeededNoise):
         self.other = other
 
     def coins(self, silo, node, dimension, trials):
+        """Return the recorded coins of this node."""
         return self.other.drawn[node - 1].view(np.uint64)
 
 
