@@ -223,7 +223,7 @@ class Proxy:
     def _pump(
         self, source: socket.socket, target: socket.socket, limit: int, to_hub: bool, mode: str
     ) -> None:
-        """Pass bytes on in one direction, until the fault of this connection."""
+        """Forward bytes in one direction, until the fault of this connection."""
         unread, source_ended = b"", False
         source.settimeout(125 if not mode else 8)
         with suppress(OSError):
@@ -424,7 +424,7 @@ class Party:
         self.kill()
 
     def shift(self, seconds: float) -> None:
-        """Set the party's wall clock wrong by some seconds, or right by 0."""
+        """Set the party's wall clock wrong by some seconds; 0 corrects it."""
         self.clock_moved = True
         spare = self.clock.with_suffix(".new")
         spare.write_text(repr(seconds))
@@ -562,7 +562,7 @@ class Plan:
     # ---- making it, as the pages say ----
 
     def cli(self, *words: str) -> str:
-        """Run a command of a person; it must not show a traceback."""
+        """Run a command as a person does; it must not show a traceback."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [self.fastfed, *words],
@@ -820,11 +820,11 @@ class Plan:
             if kind == "clock over restart":
                 party.kill()
                 party.start()
-        self.later(max(repair_after, 1.5 * ("clock" in kind)), lambda: self.mend(party))
+        self.later(max(repair_after, 1.5 * ("clock" in kind)), lambda: self.repair(party))
         self.journal.action(f"{kind} {party.role}", plan=self.title, who=party.name, **details)
 
-    def mend(self, party: Party) -> None:
-        """Act after a fault as the documentation tells a person to act."""
+    def repair(self, party: Party) -> None:
+        """Repair a fault as the documentation says that a person repairs it."""
         party.signal(signal.SIGCONT)
         (party.folder / "filler").unlink(missing_ok=True)
         if "clock" in party.fault:

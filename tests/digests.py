@@ -56,7 +56,7 @@ Digests = dict[str, list[str]]  # kind: of all bits, of rounded numbers
 
 
 def names() -> list[str]:
-    """Return the figures that need no data of the user's."""
+    """Return the names of the figures that need no data of users."""
     return [figure.id for figure in experiments.figures() if not figure.needs_data]
 
 
@@ -209,7 +209,7 @@ def write(figures: dict[str, dict[str, Digests]]) -> None:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """`scripts/digest [--write] [FIGURE...]`: 1 where something differs that is not written."""
+    """Run `scripts/digest [--write] [FIGURE...]`; return 1 if unwritten figures differ."""
     given_arguments = list(arguments)
     writing = "--write" in given_arguments
     chosen = [a for a in given_arguments if a != "--write"] or names()

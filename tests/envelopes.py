@@ -108,7 +108,7 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
 
 @cache
 def target(protocol: str) -> Target:
-    """Return the federation of one protocol, made once per process."""
+    """Return the federation of one protocol; make it once per process."""
     return Target(protocol)
 
 

@@ -42,12 +42,12 @@ TEXTS = (
 
 
 class Hang(BaseException):
-    """A case that took too long; no code of ours may catch it."""
+    """Raised in a case that takes too long; no code of the project may catch it."""
 
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise Hang in a body that runs longer; where there are no alarms it just runs."""
+    """Raise Hang in a body that runs longer than this; without alarms on a system, let it run."""
     if not hasattr(signal, "SIGALRM"):
         yield
         return

@@ -44,7 +44,7 @@ high = 1.0
 
 
 def spec(folder: Path) -> str:
-    """Return a spec with the keys of four parties, whose folders are made."""
+    """Create the folders of four parties, and return a spec with the keys of these parties."""
     from fastfed.deployment.folder import make_keys
 
     text = HEAD
@@ -56,7 +56,7 @@ def spec(folder: Path) -> str:
 
 
 def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> Make:
-    """Compile a spec with a part of it replaced."""
+    """Return a function that compiles a spec with a part replaced."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -69,7 +69,7 @@ def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> 
 
 
 def planned(use: Callable[[Path], object]) -> Make:
-    """Do something with a plan file agreed.plan and the folders of its parties."""
+    """Return a function that calls ``use`` beside agreed.plan and the folders of its parties."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -82,7 +82,7 @@ def planned(use: Callable[[Path], object]) -> Make:
 
 
 def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
-    """Call a command beside these files."""
+    """Return a function that calls a command beside these files."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -109,7 +109,7 @@ def joined(*arguments: object) -> Make:
 
 
 def agent(**settings: Any) -> Make:
-    """Make an agent in the folder "shop"."""
+    """Return a function that makes an agent in the folder "shop"."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -122,7 +122,7 @@ def agent(**settings: Any) -> Make:
 
 
 def source(text: str) -> Make:
-    """Read the source of a table with a further line."""
+    """Return a function that reads the source of a table with a further line."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -135,7 +135,7 @@ def source(text: str) -> Make:
 
 
 def declared(**changes: Any) -> Make:
-    """Read the columns, actions and reward of a spec."""
+    """Return a function that reads the columns, actions and reward of a spec."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""

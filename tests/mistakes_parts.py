@@ -16,7 +16,7 @@ Make = Callable[[Path], Any]
 
 
 def agent(use: Callable[[Any], object], **keys: Any) -> Make:
-    """Use an agent of three features."""
+    """Return a function that calls ``use`` with an agent of three features."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -28,7 +28,7 @@ def agent(use: Callable[[Any], object], **keys: Any) -> Make:
 
 
 def loaded(content: bytes | None, **arrays: Any) -> Make:
-    """Load an agent of a file that is none."""
+    """Return a function that loads an agent from a file with other content."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -62,7 +62,7 @@ def sparse(rows: Any) -> Any:
 
 
 def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call a kernel."""
+    """Return a function that calls a kernel."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -74,13 +74,13 @@ def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Return the array, which may not be written any more."""
+    """Make the array read-only, and return it."""
     array.flags.writeable = False
     return array
 
 
 def estimate(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call an estimator."""
+    """Return a function that calls an estimator."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -92,7 +92,7 @@ def estimate(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def silo(use: Callable[[Any], object], **keys: Any) -> Make:
-    """Use a silo of a small plan."""
+    """Return a function that calls ``use`` with a silo of a small plan."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""

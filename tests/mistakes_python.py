@@ -20,7 +20,7 @@ PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5, "bat
 
 
 def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
-    """Simulate; what is not said is right."""
+    """Return a function that simulates; keys that are not given have valid values."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -36,12 +36,12 @@ def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
 
 
 def private(**changes: Any) -> Make:
-    """Simulate the private system with keys changed."""
+    """Return a function that simulates the private system with keys changed."""
     return simulate(**{**PRIVATE, **changes})
 
 
 def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call a function of fastfed."""
+    """Return a function that calls this function of fastfed."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -53,7 +53,7 @@ def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def results(use: Callable[[Any], object]) -> Make:
-    """Use results in a wrong way."""
+    """Return a function that calls ``use`` with results, in a wrong way."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -66,7 +66,7 @@ def results(use: Callable[[Any], object]) -> Make:
 
 
 def written(use: Callable[[Any, Path], object]) -> Make:
-    """Use a spec file in a wrong way."""
+    """Return a function that calls ``use`` with a spec file, in a wrong way."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -157,7 +157,7 @@ def policy(given: Any, **keys: Any) -> Make:
 
 
 def sized(**keys: Any) -> Make:
-    """Request a plan; keys that are not given have valid values."""
+    """Return a function that requests a plan; keys that are not given have valid values."""
     valid_keys = {
         "silos": 4,
         "horizon": 100,
@@ -170,7 +170,7 @@ def sized(**keys: Any) -> Make:
 
 
 def claiming(certificate: dict[str, Any], epsilon: float) -> dict[str, Any]:
-    """Return a certificate with another exact epsilon and the same mu."""
+    """Return a certificate with a different exact epsilon and the same mu."""
     return {**certificate, "exact": {**certificate["exact"], "epsilon": epsilon}}
 
 

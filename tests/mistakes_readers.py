@@ -48,12 +48,12 @@ algorithm = "local-linucb"
 
 
 def clocked(table: str) -> Make:
-    """Run the spec with this key in the private curve."""
+    """Return a function that runs the spec with this clock in the private curve."""
     return spec("delta = 1e-5\nbatch_size = 10", f"delta = 1e-5\nbatch_size = 10\n{table}")
 
 
 def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
-    """Run a spec over a log of three actions, and then another command."""
+    """Return a function that runs a spec over a log of three actions, then the command ``then``."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -75,7 +75,7 @@ def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
 
 
 def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
-    """Rehearse a spec of a deployment."""
+    """Return a function that rehearses a spec of a deployment."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -87,7 +87,7 @@ def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
 
 
 def with_results(use: Callable[[Any, Path], object]) -> Make:
-    """Run the spec in Python, with a further curve of silos without sharing; use the results."""
+    """Return a function that runs the spec and a curve of silos alone, and uses the results."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -101,7 +101,7 @@ def with_results(use: Callable[[Any, Path], object]) -> Make:
 
 
 def merge_a_gap(folder: Path) -> None:
-    """Merge the part of a later job, where the first is missing."""
+    """Merge the part of a later job, while the part of the first job is missing."""
     import fastfed
 
     (folder / "s.toml").write_text(SPEC)
@@ -110,7 +110,7 @@ def merge_a_gap(folder: Path) -> None:
 
 
 def overwritten(folder: Path) -> None:
-    """Write a plan over a spec that exists, which must stay."""
+    """Write a plan to the path of an existing spec, which must not be overwritten."""
     (folder / "s.toml").write_text(SPEC)
     sizes = ("--silos", 4, "--horizon", 60, "--dimension", 3, "--epsilon", 1, "--delta", "1e-5")
     try:
@@ -120,7 +120,7 @@ def overwritten(folder: Path) -> None:
 
 
 def certificate(data: Any) -> Make:
-    """Read a certificate."""
+    """Return a function that reads a certificate."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -147,14 +147,14 @@ def audit_of_equal_data(folder: Path) -> None:
 
 
 def merge_of_one_text(folder: Path) -> None:
-    """Merge a folder that is not in a list."""
+    """Merge a folder that is given as a text instead of a list."""
     import fastfed
 
     fastfed.merge("part0", folder / "merged")
 
 
 def range_as_text(folder: Path) -> None:
-    """Run with the range of the command line in Python."""
+    """Run in Python with a range that is written as at the command line."""
     import fastfed
 
     (folder / "s.toml").write_text(SPEC)

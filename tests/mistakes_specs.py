@@ -36,7 +36,7 @@ Make = Callable[[Path], None]
 
 
 def spec(old: str = "", new: str = "", *arguments: object, text: str | None = None) -> Make:
-    """Run the spec with a part of it replaced."""
+    """Return a function that runs the spec with a part replaced."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -48,19 +48,19 @@ def spec(old: str = "", new: str = "", *arguments: object, text: str | None = No
 
 
 def private(keys: str) -> Make:
-    """Run the spec with other keys of the private curve."""
+    """Return a function that runs the spec with other keys of the private curve."""
     return spec("epsilon = 1.0\ndelta = 1e-5\nbatch_size = 10\n", keys)
 
 
 def curve(keys: str) -> Make:
-    """Run the spec with a curve of these keys alone."""
+    """Return a function that runs the spec with only one curve, which has these keys."""
     return spec(SPEC[SPEC.index("[[curve]]") :], "[[curve]]\n" + keys)
 
 
 def run_in_environment(
     keys: str, curves: str = "", then: Callable[[Path], object] | None = None
 ) -> Make:
-    """Run the spec with another environment."""
+    """Return a function that runs the spec with a different environment."""
     old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
     def make(folder: Path) -> None:
@@ -76,12 +76,12 @@ def run_in_environment(
 
 
 def call(*arguments: object) -> Make:
-    """Call a command in the folder."""
+    """Return a function that calls a command in the folder."""
     return lambda folder: command(*arguments)
 
 
 def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> Make:
-    """Call a command where a run stands in the folder kept/, perhaps damaged."""
+    """Return a function that stores a run in kept/, may damage it, and calls a command."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -97,7 +97,7 @@ def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> 
 
 
 def sql(*lines: str) -> Callable[[Path], None]:
-    """Damage of a store by these lines of SQL."""
+    """Return a function that damages a store by these lines of SQL."""
 
     def damage(path: Path) -> None:
         """Run the lines of SQL on the store."""

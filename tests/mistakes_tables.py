@@ -42,7 +42,7 @@ def table(
     old: str = "",
     new: str = "",
 ) -> Make:
-    """Run a spec over a file with this content; None: there is none."""
+    """Return a function that runs a spec over a file with this content; None: without the file."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -58,7 +58,7 @@ def table(
 
 
 def files(**contents: str) -> Make:
-    """Run a spec over a folder with a file for each silo."""
+    """Return a function that runs a spec over a folder with a file for each silo."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -93,7 +93,7 @@ def columns() -> dict[str, list[Any]]:
 
 
 def pandas(change: Callable[[Any], Any]) -> Make:
-    """Simulate over a pandas frame that was changed."""
+    """Return a function that simulates over a changed pandas frame."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -105,7 +105,7 @@ def pandas(change: Callable[[Any], Any]) -> Make:
 
 
 def polars(change: Callable[[Any], Any]) -> Make:
-    """Simulate over a polars frame that was changed."""
+    """Return a function that simulates over a changed polars frame."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -117,7 +117,7 @@ def polars(change: Callable[[Any], Any]) -> Make:
 
 
 def arrow(change: Callable[[Any, Any], Any]) -> Make:
-    """Simulate over an Arrow table that was changed."""
+    """Return a function that simulates over a changed Arrow table."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -129,7 +129,7 @@ def arrow(change: Callable[[Any, Any], Any]) -> Make:
 
 
 def multi(frame: Any) -> Any:
-    """Give a frame two levels of column names."""
+    """Return the frame with two levels of column names."""
     import pandas as pd
 
     frame.columns = pd.MultiIndex.from_product([["a"], frame.columns])
@@ -137,7 +137,7 @@ def multi(frame: Any) -> Any:
 
 
 def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
-    """Simulate over arrays."""
+    """Return a function that simulates over these arrays."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
@@ -150,7 +150,7 @@ def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
 
 
 def run_replay(**parts: Any) -> Make:
-    """Run a replay of these arrays."""
+    """Return a function that runs a replay of these arrays."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""

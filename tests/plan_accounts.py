@@ -116,7 +116,7 @@ def encoder_of(noise: np.ndarray) -> np.ndarray:
 def strategy(plan: Any, reports: int | None = None) -> np.ndarray:
     """Return C: how much of each leaf (column) is in each value with independent noise (rows).
 
-    Of the first ``reports`` releases, or of all.
+    It covers the first ``reports`` releases, or all.
     """
     releases, kind = reports or plan.releases, plan.release
     if kind == "tree":
@@ -239,8 +239,8 @@ def linear_mu(
 ) -> float:
     """Return the GDP parameter mu of all that a linear plan's parties release about one user.
 
-    honest: how many silos' shares of a secure sum are counted; default those that are trusted.
-    reports: how many reports the user's silo makes, if silos have their own clocks; default all.
+    honest: the number of silos whose shares of a secure sum count; by default the trusted silos.
+    reports: the number of reports of the user's silo, if silos have their own clocks; default all.
     Binomial noise is taken for Gaussian noise of its variance, which is a little less private than
     it at no epsilon.
 

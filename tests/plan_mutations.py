@@ -56,7 +56,7 @@ NEAR = 2.0**-20 * (1.0 + 1e-9)
 
 
 class Broken(AssertionError):
-    """A file that loading got wrong."""
+    """Raised if a file is loaded that should be refused, or has a wrong account."""
 
 
 # ---- honest files --------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def some_honest(rng: Random, kind: str) -> plans.DeployedPlan:
 
 
 def another_honest(rng: Random, kind: str) -> plans.DeployedPlan:
-    """Return a plan of a kind after a change of its spec that compiling knows."""
+    """Return a plan of a kind after a change of its spec that can be compiled."""
     numbers = list(range(len(changes_of(kind))))
     rng.shuffle(numbers)
     base = federation_of_all.plan(kind)
@@ -213,7 +213,7 @@ class Place:
 
 
 def places(value: Any, arrays: bool = False) -> list[Place]:
-    """Return all numbers of a document's part; with `arrays` those in bytes, too."""
+    """Return the places of all numbers in a document's part; with `arrays` also those in bytes."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
     collected = []
     for key, item in items:
@@ -236,7 +236,7 @@ def containers(value: Any) -> list[Any]:
 
 
 def some_place(rng: Random, fields: list[Any]) -> Place:
-    """Return a number of the document, most often one of its numbers."""
+    """Return the place of a number in the document, most often in its field "numbers"."""
     chance = rng.random()
     if chance < 0.7:
         return rng.choice(places(fields[AT["numbers"]], arrays=True))
@@ -312,7 +312,7 @@ def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
 
 
 def nudge_group(rng: Random, fields: list[Any], kind: str) -> None:
-    """Move all floats of one mechanism together, by about what rounding may explain."""
+    """Multiply all floats of one mechanism by one factor, by about what rounding may explain."""
     factor = 1.0 + rng.choice((-1, 1)) * 2.0 ** rng.uniform(-24, -18)
     for place in _grouped(fields[AT["numbers"]], rng.choice(GROUPS)):
         if abs(place.get()) < 1e300:
@@ -1214,7 +1214,7 @@ def run(job: tuple[int, int, float, bool, bool]) -> tuple[Counter[str], list[str
 
 
 def main() -> int:
-    """Load as many as requested; 1 if one breaks something."""
+    """Load the requested number of files; return 1 if a check fails."""
     parser = argparse.ArgumentParser(prog="scripts/plan_mutations", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=100_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

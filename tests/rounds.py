@@ -39,7 +39,7 @@ RELEASES = 3
 
 
 class Clock:
-    """The plan's time, which the measurement changes for both processes."""
+    """The plan's time, which the measurement sets for both processes."""
 
     def __init__(self, value) -> None:
         self._value = value

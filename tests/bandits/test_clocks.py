@@ -141,7 +141,7 @@ def test_a_pickle_holds_the_keys_only():
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_equal_clocks_are_the_curve_without_clocks(keys):
+def test_equal_clocks_give_the_results_without_clocks(keys):
     plain, equal = experiment(keys), experiment(keys, {})
     plan, clocked = plain.curves[0].system.plan, equal.curves[0].system.plan
     assert type(plan) is Plan and type(clocked) is ClockedPlan
@@ -210,7 +210,7 @@ def test_a_silo_that_never_serves_changes_no_result(keys):
     assert_same_bits(a, b, ("group_regret", "total", "synchronisations", "bits_up"))
 
 
-def test_a_leaver_is_a_report_that_no_longer_changes():
+def test_the_last_report_of_a_silo_that_leaves_stays_in_the_sum():
     e = experiment(CURVES["silo-ldp"], {"asleep": [[1, 20]]})
     plan, environment = e.curves[0].system.plan, e.environment.open(e.seed, 0, e.silos)
     federation = server.Federation(plan, SeededNoise(e.seed, 0))
@@ -344,7 +344,7 @@ def test_runs_equal_the_oracle(name, clock):
         np.testing.assert_allclose(outcome.total, total, rtol=1e-9, atol=1e-9)
 
 
-def test_the_oracle_notices_wrong_clocks():
+def test_the_oracle_detects_wrong_clocks():
     """A rate that differs a little, or a leaver who stays, makes the replay differ."""
     clock = {"rates": [0.31], "asleep": [[1, 40]]}
     e = experiment(CURVES["none"] | {"sieve": 1.0}, clock, rows_of_different_length())
@@ -468,7 +468,7 @@ def test_certificates_are_those_of_the_largest_number_of_reports(name):
         assert ratio <= 1.0 and side.exact.epsilon == pytest.approx(event.exact(), rel=1e-9)
 
 
-def test_slow_silos_need_noise_for_fewer_reports():
+def test_noise_is_calibrated_to_the_largest_number_of_reports():
     """Noise is calibrated for K, the largest number of reports of a silo."""
     slow = {"rates": [0.1, 0.1, 0.1]}
     plain, clocked = (experiment(CURVES["silo-ldp"], c).curves[0].system.plan for c in (None, slow))
@@ -537,7 +537,7 @@ def test_step_objects_refuse_the_key():
         )  # fmt: skip
 
 
-def test_a_plan_with_other_clocks_has_no_account():
+def test_plans_with_other_clocks_have_no_account():
     """The account of the plan's numbers refuses what the keys refuse, and more reports than K."""
     system = experiment(CURVES["silo-ldp"], {"rates": [0.1, 0.1, 0.1]}).curves[0].system
     plan = system.plan
@@ -705,7 +705,7 @@ def test_confidence_sets_hold_under_many_adversarial_clocks():
     check_coverage(250)
 
 
-def test_coverage_notices_an_error_bound_that_is_too_small():
+def test_coverage_detects_an_error_bound_that_is_too_small():
     results = [observed("little noise", i, factor=1.0 / 3.0) for i in range(20)]
     failures = sum(not r.error for r in results)
     assert failures > int(stats.binom.isf(1e-6, 20, ALPHA))

@@ -143,7 +143,7 @@ def test_draws_have_the_distribution_of_the_oracle(delay):
         assert plan.delay(bits) == expected
 
 
-def test_delays_have_the_mean_of_their_key():
+def test_delays_have_the_mean_that_the_key_states():
     noise = SeededNoise(1, 0)
     for delay, mean in (
         ({"kind": "geometric", "mean": 6.0}, 6.0),
@@ -192,7 +192,7 @@ def test_drivers_agree_where_scores_are_cached(name, world):
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_delay_0_is_no_delay(keys):
+def test_a_delay_of_0_gives_the_results_without_delays(keys):
     plain = step(experiment(keys))
     for delay in (
         {"kind": "constant", "rounds": 0},

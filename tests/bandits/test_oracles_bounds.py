@@ -258,7 +258,7 @@ def test_dubey_bounds() -> None:
 def test_huang_radii() -> None:
     # 16 d (M+1) P / beta = 16 * 2 * 4 * 5 / .5 = 1280.
     assert huang.concentration_c1(3, 5, 2, 0.5, 0.1) == approx(80 * sqrt(log(1280)))
-    actual = huang.concentration_c1_mended(3, 5, 2, 0.5, 0.04)
+    actual = huang.concentration_c1_corrected(3, 5, 2, 0.5, 0.04)
     assert actual == approx(20 * sqrt(log(2560)))
     assert huang.concentration_radius(80.0, 4, 0.5) == approx(10.0)
     assert huang.rotated_radius(0.01, 8, 50, 0.02) == approx(0.1 * sqrt(log(2e4) / 8))
@@ -268,7 +268,7 @@ def test_huang_radii() -> None:
     assert huang.laplace_scale(0.1, 50, 0.5) == approx(0.032)
     root = sqrt(2 * log(50) + 3 * log(4))
     assert huang.linucb_alpha(5, 3, 0.1, 4) == approx(1 + root)
-    assert huang.linucb_alpha_mended(5, 3, 0.1, 9) == approx(1 + root)
+    assert huang.linucb_alpha_corrected(5, 3, 0.1, 9) == approx(1 + root)
     edge = sqrt(5) * log(1000) ** 1.5 / 200
     assert huang.shares(edge, 200, 5, 1000) and not huang.shares(0.999 * edge, 200, 5, 1000)
     assert huang.shares(0.501 * edge, 200, 5, 1000, constant=0.5)
@@ -277,7 +277,7 @@ def test_huang_radii() -> None:
 def test_huang_initial_phases() -> None:
     """Check a sphere with d = 5, 20 arms and 14 phases; Lemma C.2 needs five more phases (E8)."""
     assert huang.initial_phases(50, 14, 5, 0.05, 0.0994, 6.67) == 43
-    assert huang.initial_phases_mended(50, 14, 5, 0.05, 0.0994, 6.67) == 48
+    assert huang.initial_phases_corrected(50, 14, 5, 0.05, 0.0994, 6.67) == 48
     holds = [huang.lemma_c2_condition(U, 50, 5, 0.05, 0.0994, 6.67) for U in (47, 48)]
     assert holds == [False, True]
     # Slightly above the first bound, 64 log(200) / 0.25^2 = 5425 rounds.
@@ -314,8 +314,8 @@ def test_huang_regret_bounds() -> None:
     actual = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **arguments)
     assert actual == approx(without_privacy * 2 * log(1000) * 2 * 8 / 2.5)
     assert huang.theorem_c6_explicit(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 6 + 80
-    assert huang.theorem_c6_mended(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
-    assert huang.theorem_c6_mended(10, 3, 5, 2.0, 5.0) == 20 * 62
+    assert huang.theorem_c6_corrected(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
+    assert huang.theorem_c6_corrected(10, 3, 5, 2.0, 5.0) == 20 * 62
 
 
 def test_huang_lower_bounds() -> None:
@@ -337,7 +337,7 @@ def test_huang_lower_bounds() -> None:
         assert bound == approx(r**2 / (2 * r**2 * A**2 * (t - 1) + 4))
         half = r**2 * A * sqrt((t - 1) / 2)
         assert bound <= (sqrt(half**2 + r**2) - half) ** 2 + 1e-15
-        assert huang.error_4_5(t, mended=True, **arguments) <= bound
+        assert huang.error_4_5(t, corrected=True, **arguments) <= bound
     # eps' = 0.2: M eps' < 1 < r^2 (t-1) / d gives (2 - sqrt(M eps')) d / (12 (t-1)), 12 lost.
     arguments = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
     actual = huang.error_5_3(401, **arguments)
@@ -345,14 +345,14 @@ def test_huang_lower_bounds() -> None:
     assert huang.error_5_3(1, **arguments) == approx(0.045)
     # E16: the printed bound is better than a coin. Randomised response attains the corrected bound.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
-    assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
+    assert huang.proposition_d1_corrected(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
     # p and q are probabilities of an answer on two data sets; keep the pairs that are (0.4,
     # 0.01)-DP.
     p, q = np.meshgrid(np.linspace(0, 1, 401), np.linspace(0, 1, 401))
     pairs = ((p, q), (q, p), (1 - p, 1 - q), (1 - q, 1 - p))
     private = np.all([a <= exp(0.4) * b + 0.01 for a, b in pairs], axis=0)
     least = np.min((1 - p + q)[private]) / 2
-    assert least == approx(huang.proposition_d1_mended(1, 0.4, 0.01), abs=3e-3)
+    assert least == approx(huang.proposition_d1_corrected(1, 0.4, 0.01), abs=3e-3)
 
 
 # Hard instances, and the constants of a distribution of contexts.

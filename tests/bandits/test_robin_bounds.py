@@ -146,7 +146,7 @@ def test_regret_of_known_phases_equals_the_oracles_regret() -> None:
             printed = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2, printed=True)
             check_equal(printed, oracle.theorem_c6_explicit(M, P, U, margin, c_2))
             corrected = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2)
-            oracle_regret = oracle.theorem_c6_mended(M, P, U, margin, c_2)
+            oracle_regret = oracle.theorem_c6_corrected(M, P, U, margin, c_2)
             # There are at most as many initial rounds as rounds.
             check_equal(corrected, oracle_regret - 2.0 * M * max(last_round(U) - T, 0))
             assert U < P or corrected == 2 * M * T
@@ -159,7 +159,7 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                 bounds.theorem_4_2(
                     setting_of(T, M, d, epsilon, constant=0.7), margin, printed=printed
                 ),
-                0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, mended=not printed),
+                0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, corrected=not printed),
             )
         for bound, oracle_bound in LOWER_BOUNDS.values():
             for margin_or_none in (None, margin):
@@ -169,7 +169,7 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                 )
         check_equal(
             bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta)),
-            oracle.proposition_d1_mended(T, epsilon, delta),
+            oracle.proposition_d1_corrected(T, epsilon, delta),
         )
         check_equal(
             bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta), printed=True),

@@ -556,7 +556,7 @@ class TestKeyed:
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)
 
-    def test_it_is_splitmix64(self):
+    def test_draws_of_a_key_are_those_of_splitmix64(self):
         golden = 0x9E3779B97F4A7C15
         # The first outputs of splitmix64 from the state 1234567 (Vigna's reference code).
         for i, expected in enumerate((6457827717110365317, 3203168211198807973)):
@@ -567,7 +567,7 @@ class TestKeyed:
             key = self.mixed((key + golden) % 2**64) ^ part
         assert counter_rng.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
 
-    def test_its_laws(self):
+    def test_draws_of_keys_and_of_places_are_uniform_and_normal(self):
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
 
         @numba.njit

@@ -377,7 +377,7 @@ def privacy_factor(result: str, *, T: int, B: float, d: int, delta: float, M0: f
         "C.1": T**0.75 / B**0.25 * log(d**2 / delta) ** 0.5,
         "E.3": T / B**0.5 * log(T / delta) ** 0.25 * log(2 / delta) ** 0.5,
         # Corrected: with log(M/delta) for one of the two log(2/delta).
-        "E.3-mended": T / B**0.5 * (log(T / delta) * log(M / delta) * log(2 / delta)) ** 0.25,
+        "E.3-corrected": T / B**0.5 * (log(T / delta) * log(M / delta) * log(2 / delta)) ** 0.25,
         "E.5": T / B**0.5 * log(d**2 * M / delta) ** 0.75,
         "E.7": T**0.5 * M0**0.5 * log(1 / delta) ** 0.25,
         "F.1": T**0.75 * log(1 / delta) ** 0.25,
@@ -401,7 +401,7 @@ def regret_bound(
     """Return Theorems 3.2, B.1, C.1, E.3, E.5, Propositions E.7, F.1, F.3 as printed.
 
     epsilon and delta are eps0 and delta0 in F.1. E.7 has no B and hides its logarithms.
-    "E.3-mended" has E.3's logarithms corrected.
+    "E.3-corrected" has E.3's logarithms corrected.
     """
     privacy = privacy_factor(result, T=T, B=B, d=d, delta=delta, M0=M0) * d**0.75 / sqrt(epsilon)
     if result == "3.2":

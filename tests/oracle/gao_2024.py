@@ -15,7 +15,7 @@ the best expert's loss per client. Rounds, phases, trees and leaves count from 1
 experts from 0. Logarithms are natural, log2 where written. E# is a correction, numbered as in
 section 6 of the text beside this file.
 
-Not from the paper: the rule "largest", the exact distributions, and everything named "mended" or
+Not from the paper: the rule "largest", the exact distributions, and everything named
 "corrected".
 """
 

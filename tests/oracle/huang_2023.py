@@ -16,7 +16,7 @@ Logarithms are natural, log2 where written. E# is a correction, numbered as in s
 beside this file.
 
 Not from the paper: the privacy-loss accounting, the largest eps' that it allows, and everything
-named "mended".
+named "corrected".
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def linucb_alpha(M: int, d: int, beta: float, rounds: float) -> float:
     return 1 + sqrt(2 * log(M / beta) + d * log(rounds))
 
 
-def linucb_alpha_mended(M: int, d: int, beta: float, rounds: float) -> float:
+def linucb_alpha_corrected(M: int, d: int, beta: float, rounds: float) -> float:
     """Return the same for this number of rounds, in any dimension."""
     return 1 + sqrt(2 * log(M / beta) + d * log(1 + rounds / d))
 
@@ -346,7 +346,7 @@ def concentration_c1(M: int, P: int, d: int, beta: float, lambda_0: float) -> fl
     return 4 * sqrt(2 * d * log(16 * d * (M + 1) * P / beta)) / lambda_0
 
 
-def concentration_c1_mended(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
+def concentration_c1_corrected(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
     """Return Claim C.4 with the missing factor 2 and the covariance V^-1 <= 4 / (lambda_0 |T_p|)
     (E10)."""
     return 2 * sqrt(2 * d * log(32 * d * (M + 1) * P / beta) / lambda_0)
@@ -399,7 +399,9 @@ def lemma_c2_condition(U: int, M: int, d: int, beta: float, lambda_0: float, C_0
     return left_side / lambda_0 <= lambda_0 / 4 * rounds
 
 
-def initial_phases_mended(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float) -> int:
+def initial_phases_corrected(
+    M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float
+) -> int:
     """Return the smallest U that fulfils Lemma C.2's condition and Proposition C.3's first one
     (E8)."""
     first = 64 * log(2 * d * M * P / beta) / lambda_0**2
@@ -617,18 +619,20 @@ def theorem_c6_explicit(M: int, P: int, U: int, C_0: float, c2: float) -> float:
     return 8 * C_0 * c2**2 * P + M * phase_length(U)
 
 
-def theorem_c6_mended(M: int, P: int, U: int, C_0: float, c2: float) -> float:
+def theorem_c6_corrected(M: int, P: int, U: int, C_0: float, c2: float) -> float:
     """Return the corrected line: initial rounds have regret up to 2, and P - U phases are greedy
     (E13)."""
     return 8 * C_0 * c2**2 * max(P - U, 0) + 2 * M * last_round(U)
 
 
-def theorem_4_2(M: int, T: int, d: int, epsilon: float, C_0: float, mended: bool = False) -> float:
+def theorem_4_2(
+    M: int, T: int, d: int, epsilon: float, C_0: float, corrected: bool = False
+) -> float:
     """Return the bound for almost-memoryless algorithms, user-level CDP; Omega.
 
     Corrected: M T / C_0 (E14).
     """
-    without_sharing = exp(-M * epsilon) * M * T * (1 / C_0 if mended else C_0)
+    without_sharing = exp(-M * epsilon) * M * T * (1 / C_0 if corrected else C_0)
     return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + without_sharing
 
 
@@ -662,7 +666,14 @@ def corollary_5_5(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> 
 
 
 def error_4_5(
-    t: int, *, M: int, d: int, epsilon: float, r: float, memory: bool = True, mended: bool = False
+    t: int,
+    *,
+    M: int,
+    d: int,
+    epsilon: float,
+    r: float,
+    memory: bool = True,
+    corrected: bool = False,
 ) -> float:
     """Return the least E ||theta_1* - estimate||^2 in round t (proofs of Theorems 4.5 and 4.2),
     explicit.
@@ -670,7 +681,7 @@ def error_4_5(
     It holds on the hard instance for delta <= sqrt(pi) / (12 r M sqrt(2T) log(1/delta)). The paper
     has eps in place of e^eps - 1 (E15).
     """
-    growth = expm1(epsilon) if mended else epsilon
+    growth = expm1(epsilon) if corrected else epsilon
     clients = growth * (M - 1) + 1 if memory else growth * M
     return r**2 / (8 * r**2 * clients**2 * (t - 1) / d + 4)
 
@@ -698,7 +709,7 @@ def proposition_d1(T: int, epsilon: float, delta: float) -> float:
     return T * (0.9 * exp(-epsilon) - 10 * delta)
 
 
-def proposition_d1_mended(T: int, epsilon: float, delta: float) -> float:
+def proposition_d1_corrected(T: int, epsilon: float, delta: float) -> float:
     """Return the exact least mean error of a test between two data sets that differ in one
     client."""
     return T * (1 - delta) / (1 + exp(epsilon))

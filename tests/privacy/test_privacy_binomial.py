@@ -88,7 +88,7 @@ def test_delta_of_shifted_binomials_equals_enumeration(p: float) -> None:
 
 
 def test_delta_of_shifted_binomials_of_large_sizes() -> None:
-    """The cumulative incomplete beta function at the best threshold, and the Gaussian limit."""
+    """Compare with incomplete beta functions at the best threshold, and with the Gaussian limit."""
     trials, shift, epsilon = 10**7, 1000, 0.5
     k = np.arange(2_495_000, 2_515_000)
     tail, shifted_tail = (special.betainc(c, trials - c + 1.0, 0.25) for c in (k, k - shift))
@@ -112,7 +112,7 @@ def test_delta_of_shifted_binomials_of_large_sizes() -> None:
 
 @pytest.mark.parametrize("trials", [3, 40, 150])
 def test_account_covers_every_integer_vector(trials: int) -> None:
-    """All integer vectors in two coordinates up to the norm, exact joint divergence."""
+    """Compare with the exact joint divergence of all integer vectors (x, y) up to the norm."""
     epsilons = (0.0, 0.2, 1.0, 3.0)
     for norm in (1.0, 2.3, 3.7):
         account = VectorSumAccount([(trials, norm)], 2, integers=True)
@@ -179,7 +179,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("built_once")
 def test_account_covers_many_small_changes_and_one_large_change() -> None:
-    """65 coordinates: a lower bound by numerical composition stays below what is proven."""
+    """Use 65 coordinates: numerical composition gives a lower bound on delta below the account."""
     shapes = [[30], [18, 24], [10] * 9, [5, 5, -5] * 12, [-4] * 56, [1] * 65]
     for shape in shapes:
         norm = math.hypot(*shape)
@@ -240,7 +240,7 @@ def test_delta_and_epsilon_are_inverse_functions() -> None:
 
 
 def test_steps_of_normal_quantiles_are_bounded() -> None:
-    """Every step bound against probits from an independent distribution function."""
+    """Compare every bound with probits from an independent distribution function."""
     for trials in (200, 5_000, 1_000_000):
         probits = Probits(trials)
         k = np.arange(0, trials, dtype=np.float64)
@@ -277,7 +277,7 @@ def test_closed_steps_are_above_the_tabulated() -> None:
 
 
 def test_inequality_of_zubkov_and_serov_holds() -> None:
-    """The published inequality on which the closed bounds rest, on some binomials."""
+    """Check, for some binomials, the published inequality on which the closed bounds rest."""
     for trials in (5, 80, 3000):
         k = np.arange(trials + 1, dtype=np.float64)
         r = k / trials
@@ -321,7 +321,7 @@ def test_published_code_meets_its_budget_for_some_sizes_only() -> None:
 
 
 def test_too_few_bits_have_no_finite_epsilon() -> None:
-    """chowdhury-zhou-2022's small setting: 40 noise bits against a shift of 18."""
+    """Use the small setting of chowdhury-zhou-2022: 40 noise bits against a shift of 18."""
     tree = calibrate_vector_sum(Budget(10, 0.1), 1, 20, 5, "published-code")
     assert (tree.g, tree.b, tree.trials(0)) == ((9,), (2,), 40)
     assert shifted_binomial_delta(tree.trials(0), 2 * tree.g[0], 10) == pytest.approx(
@@ -374,7 +374,7 @@ def test_one_run_reference(
     need: float,
     true_scale1: float,
 ) -> None:
-    """Reference values of one run, where g was not rounded up and b is in its proportion g^2."""
+    """Compare with values of one run, in which g was not rounded up and b scales with g^2."""
     # The budget whose half, split by advanced composition over one node, is (epsilon, delta).
     total_budget = Budget(epsilon * 4 * math.sqrt(2 * math.log(1 / delta)), 4 * delta)
     tree = calibrate_vector_sum(total_budget, 1, n, d, "theorem")
@@ -434,8 +434,8 @@ def test_account_detects_too_few_bits() -> None:
         assert wrong.exact() == pytest.approx(epsilon_of(wrong.mu(), 1e-3), rel=0.02)
 
 
-def test_honest_fraction() -> None:
-    """With half of the silos honest, each silo adds twice the noise bits."""
+def test_noise_bits_of_a_silo_grow_if_fewer_silos_are_honest() -> None:
+    """Check that each silo adds twice the noise bits if half of the silos are honest."""
     budget = Budget(1, 1e-3)
     all_honest = calibrate_vector_sum(budget, 40, 2500, 5)
     half_honest = calibrate_vector_sum(budget, 40, 2500, 5, honest_fraction=0.5)

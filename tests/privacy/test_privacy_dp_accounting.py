@@ -19,7 +19,7 @@ from fastfed.privacy.releases.prefix_sums import (
 REL = 1e-6
 
 
-def test_two_hundred_trees() -> None:
+def test_epsilon_of_two_hundred_trees_agrees_with_dp_accounting() -> None:
     """Compute dp-accounting's delta at our epsilon, for one Gaussian of kappa nodes."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(2024)
@@ -48,7 +48,7 @@ def test_two_hundred_trees() -> None:
 
 
 @pytest.mark.parametrize("name", ["honaker", "toeplitz"])
-def test_continual_releases(name: str) -> None:
+def test_epsilon_of_other_releases_agrees_with_dp_accounting(name: str) -> None:
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(5)
     for _ in range(20):
@@ -71,7 +71,7 @@ def test_continual_releases(name: str) -> None:
         assert library_loss.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=REL)
 
 
-def test_epsilon_of_the_published_noise() -> None:
+def test_epsilon_of_the_published_noise_agrees_with_dp_accounting() -> None:
     """Compute dp-accounting's epsilon of published noise, which often misses the budget."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     for calibration, layout in (("theorem", "iid"), ("published-code", "goe1")):

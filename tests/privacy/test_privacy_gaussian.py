@@ -291,7 +291,7 @@ def test_sensitivity_errors_name_the_bad_argument() -> None:
         sum_sensitivity("add-remove")
 
 
-def test_arguments_of_epsilon_in_the_wrong_order_are_said() -> None:
+def test_a_warning_names_swapped_arguments_of_epsilon() -> None:
     with pytest.warns(UserWarning, match=r"epsilon is 0, because delta = 0.24 is above mu = 1e-06"):
         assert epsilon_of(1e-6, 0.24) == 0.0
     with warnings.catch_warnings():

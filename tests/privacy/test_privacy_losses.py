@@ -225,7 +225,7 @@ def test_masses_on_the_grid_sum_to_one_under_both_distributions() -> None:
 # ---- ends of the ranges -------------------------------------------------------------------------
 
 
-def test_nothing_and_pure() -> None:
+def test_epsilon_of_pure_mechanisms_and_of_no_mechanism() -> None:
     assert composed_epsilon([], 0.1) == 0.0
     assert composed_epsilon([("laplace", 0.0, 5), ("bounded-range", 1.0, 0)], 0.0) == 0.0
     assert composed_epsilon([("laplace", 0.5, 4), ("bounded-range", 1.0, 3)], 0.0) == 5.0

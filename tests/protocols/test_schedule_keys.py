@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("curve", "message"), REFUSED)
-def test_what_does_not_go_together_is_refused_in_a_sentence(
+def test_errors_about_keys_that_exclude_each_other_are_one_sentence(
     curve: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as actual:
@@ -140,7 +140,7 @@ def test_a_centre_needs_an_intercept(environment: Any) -> None:
         {**ROBIN, "radius": "lemma-c2"},
     ],
 )
-def test_no_lemma_is_about_a_longer_theta(curve: dict[str, Any]) -> None:
+def test_only_the_direct_radius_is_proven_for_a_longer_theta(curve: dict[str, Any]) -> None:
     """Check intercept kappa > 1, where ||theta*|| > 1, which only the direct radius allows.
 
     ||theta*||^2 = 1/2 + kappa/2 on this sphere; tau^2 = 2 kappa.
@@ -187,7 +187,7 @@ def earlier_keys(curves: dict[str, dict[str, Any]], silos: int, environment: Any
     )  # fmt: skip
 
 
-def test_curves_without_the_new_keys_are_who_they_were() -> None:
+def test_the_identity_of_curves_without_the_new_keys_is_unchanged() -> None:
     """Check that old stores are found: digests are those of the version before these keys.
 
     Curves with noise under the direct radius have a revision now, and the rest is as it was.
@@ -205,7 +205,7 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
     assert digest(earlier_keys(AGENTS, 1, Sphere(3, 5))) == "d4f424ad4a0e85a5"
 
 
-def test_a_later_key_is_part_of_the_identity_only_if_it_differs_from_its_default() -> None:
+def test_a_later_key_is_part_of_the_identity_only_if_it_changes_the_curve() -> None:
     plain = experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0})
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)

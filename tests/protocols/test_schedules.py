@@ -275,7 +275,7 @@ REPLAYED = [
         REPLAYED, lambda n: not n.startswith("growing") or "eager" in n or "sieve" in n
     ),
 )
-def test_every_case_plays_what_its_definition_says(name: str) -> None:
+def test_every_case_agrees_with_the_replay_by_definition(name: str) -> None:
     checked(CASES[name])
     checked(CASES[name], 10.0)
 
@@ -294,7 +294,7 @@ def largest_difference(faults: dict[str, Any], names: list[str]) -> float:
 
 
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
-def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
+def test_the_replay_detects_a_wrong_schedule_or_centre(lazy: str) -> None:
     names = [f"growing, silo-ldp, factorised, {lazy}"]
     assert largest_difference({"ends": [1, 2, 3]}, names) > 1e-6
     centred = ["centred, silo-ldp, tree"]
@@ -371,7 +371,7 @@ def deploy(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, Any]:
         PARTIES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "sieve"))
     ),
 )
-def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
+def test_parties_with_seeded_noise_equal_both_drivers(name: str) -> None:
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
