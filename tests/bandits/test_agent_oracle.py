@@ -540,6 +540,7 @@ def test_noise_bounds_hold():
                 norms = np.linalg.norm(symmetric(total[3:]), 2), np.linalg.norm(total[:3])
                 events |= [norm > bound[m] for norm, bound in zip(norms, bounds, strict=True)]
             failed += events
+        # The mean is at most 1000 / 8 = 125; 45 is 4.3 binomial standard deviations.
         assert (failed < 125 + 45).all(), protocol
         # The bounds are not trivial: if they were half as large, they would fail often.
         assert failed.sum() > 0 or protocol == "linucb-sdp-vec"

@@ -476,8 +476,10 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     tau, d, count = 1.7, 3, 20_000
     rng = np.random.default_rng(9)
     theta = tau * np.array([0.6, -0.48, 0.64])
-    steps, scale, apart = 40, 0.5, 0.2
-    remainder = Remainder(np.array([0.0, apart]), np.array([0.0, scale * math.sqrt(steps)]), 1e-4)
+    steps, scale, coupling = 40, 0.5, 0.2
+    remainder = Remainder(
+        np.array([0.0, coupling]), np.array([0.0, scale * math.sqrt(steps)]), 1e-4
+    )
     distribution = NoiseDistribution(
         NoiseStd(1.0, 0.8, 0.8), 1.0, np.array([0.0, 1.0]), remainder=remainder
     )
@@ -500,7 +502,7 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     # The coupling moves every entry away from 0 in the direction of the error.
     push_n = np.einsum("ni,j->nij", np.sign(error), np.sign(theta))
     push_n = np.sign(push_n + push_n.transpose(0, 2, 1))
-    error = error + apart * (push_n @ theta + np.sign(error))
+    error = error + coupling * (push_n @ theta + np.sign(error))
     bound = distribution.errors(d, 0.1, tau)[1]
     norms = np.linalg.norm(error, axis=1)
     assert (norms > bound).sum() <= stats.binom.isf(FALSE_ALARM, count, 0.1)

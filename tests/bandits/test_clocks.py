@@ -362,7 +362,7 @@ def test_the_oracle_detects_wrong_clocks():
 
 @pytest.mark.parametrize("name", ["silo-ldp", "prefix", "two budgets"])
 def test_the_error_bound_is_that_of_the_sum_of_the_silos_noise(name):
-    """Each view has the variance sum_i f_i^2 v(k_i), and bounds hold for V views together."""
+    """Check that view variances are sum_i f_i^2 v(k_i), and that bounds hold for V views together."""
     clock, alpha = CLOCKS["all differ"], 0.5
     keys = CURVES[name] | {"failure_probability": alpha}
     plan = experiment(keys, clock).curves[0].system.plan
@@ -538,7 +538,7 @@ def test_step_objects_refuse_the_key():
 
 
 def test_plans_with_other_clocks_have_no_account():
-    """The account of the plan's numbers refuses what the keys refuse, and more reports than K."""
+    """The account refuses plans whose keys would be refused, and plans with more reports than K."""
     system = experiment(CURVES["silo-ldp"], {"rates": [0.1, 0.1, 0.1]}).curves[0].system
     plan = system.plan
     released(plan)
@@ -714,7 +714,7 @@ def test_coverage_detects_an_error_bound_that_is_too_small():
 @pytest.mark.parametrize("clock", ["all differ", "outages", "calendar with outages"])
 @pytest.mark.parametrize("name", ["silo-ldp", "none", "prefix"])
 def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
-    """Sums and widths over the rows of the event loop, row by row."""
+    """Compute the bound from the widths of all rows of the event loop, added row by row."""
     e = experiment(CURVES[name], CLOCKS[clock])
     plan, theory = e.curves[0].system.plan, e.curves[0].system.theory
     assert theory.proven
@@ -744,12 +744,12 @@ def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_of_silos_with_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
-    """Step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
+    """Check step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
     rng = np.random.default_rng(seed)
     silos, horizon, d, c = 4, 80, 3, 0.1
     clock = random_clock(rng, silos, horizon)
     clocks = oracle_clocks(clock, range(3, horizon, 5), silos, horizon)
-    # After the last tick, all rows are added that no silo has reported.
+    # After the last tick, the rows that no silo has reported are added.
     due_at = {**dict(clocks.exchanges()), horizon: range(silos)}
     view, waiting = dict.fromkeys(range(silos), 0), {i: [] for i in range(silos)}
     matrices, reported = [c * np.eye(d)], []
@@ -785,7 +785,7 @@ def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():
 
 
 def test_the_slack_of_the_sieve_counts_the_rows_of_the_view():
-    """C of docs/radius.md after step 2, with the rows of each view by the event loop."""
+    """Compute C of docs/radius.md after step 2, with the rows of each view by the event loop."""
     clock = CLOCKS["outages"]
     system = experiment(CURVES["silo-ldp"], clock).curves[0].system
     plan, radius, d = system.plan, system.plan.radius, system.plan.dimension

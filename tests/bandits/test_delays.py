@@ -332,7 +332,7 @@ def test_other_systems_refuse_the_key(keys):
 
 
 def test_a_plan_with_delays_has_no_account_in_other_protocols():
-    """The account of the plan's numbers refuses what the keys refuse."""
+    """The account refuses plans whose keys would be refused."""
     arrivals = Delay(**DELAYS["geometric"]).arrivals(HORIZON)
     for changes in (
         {"protocol": "shuffle-vector"},

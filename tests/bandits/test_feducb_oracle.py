@@ -220,7 +220,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
     values, observe = [], Clock.observe
 
     def record_value(clock: Clock, x: np.ndarray, round: int) -> bool:
-        """Observe as before, and note the value that is compared."""
+        """Call the original method, and record the value that is compared."""
         requests = observe(clock, x, round)
         values.append(clock.value)
         return requests

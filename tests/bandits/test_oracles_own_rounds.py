@@ -258,22 +258,21 @@ def run_with_fixed_draws(
     setting: oracle.Setting, changed: tuple[int, int] | None = None
 ) -> oracle.Outcome:
     """Run the oracle with fixed draws; replace the user of (silo, round) ``changed`` if given."""
-    own_setting = setting
-    n = 2 * own_setting.silos
+    n = 2 * setting.silos
     rng = keyed_rng(8)
-    thetas = oracle.turned(rng, 2, own_setting.silos, own_setting.dimension, 0.3)
+    thetas = oracle.turned(rng, 2, setting.silos, setting.dimension, 0.3)
     count = len(
         oracle.release_rounds(
-            oracle.shared_rounds(own_setting.horizon, own_setting.until, own_setting.fraction),
-            own_setting.first,
-            own_setting.ratio,
+            oracle.shared_rounds(setting.horizon, setting.until, setting.fraction),
+            setting.first,
+            setting.ratio,
         )
     )
-    noises = rng.standard_normal((n, count, own_setting.dimension + own_setting.dimension**2))
+    noises = rng.standard_normal((n, count, setting.dimension + setting.dimension**2))
 
     def contexts(t: int) -> np.ndarray:
         """Return the contexts of round t; one silo may have changed ones."""
-        z = keyed_rng(9, t).standard_normal((n, own_setting.actions, own_setting.dimension - 1))
+        z = keyed_rng(9, t).standard_normal((n, setting.actions, setting.dimension - 1))
         if changed and changed[1] == t:
             z[changed[0]] = keyed_rng(10).standard_normal(z.shape[1:])
         return (z / np.linalg.norm(z, axis=2, keepdims=True)).astype(np.float32)
@@ -286,7 +285,7 @@ def run_with_fixed_draws(
         return u
 
     release = oracle.Release(0.7, centred=True, norm=math.sqrt(0.5))
-    return oracle.simulate(own_setting, release, thetas, contexts, uniforms, lambda i: noises[i])
+    return oracle.simulate(setting, release, thetas, contexts, uniforms, lambda i: noises[i])
 
 
 @pytest.mark.parametrize("local_rule", ["gls", "min-of-bounds", "ledger"])

@@ -174,7 +174,7 @@ def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: ty
     rng = np.random.default_rng(d)
     for seed in range(20):
         w = lower(d, seed, 2.0)
-        alike = np.eye(d) * 0.25
+        scalar_w = np.eye(d) * 0.25
         x = (rng.normal(size=(12, d)) / math.sqrt(d)).astype(dtype)
         kinds = [np.repeat(x[:4], 5, axis=0), np.zeros((6, d), dtype), x[:1], x]
         kinds[-1] = x.copy()
@@ -185,7 +185,7 @@ def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: ty
             kinds += [scaled, (x * dtype(factor)).astype(dtype)]
         theta = rng.normal(size=d) / d
         for rows in kinds:
-            for matrix in (w, alike):
+            for matrix in (w, scalar_w):
                 for slack, ranking in ((1.0, 0.3), (1.0, 0.0), (3.0, 0.0), (8.0, 0.9)):
                     for limit in (-1.0, 0.1, 1e3):
                         check_choice(rows, matrix, theta, (0.5, 0.8, limit, slack, ranking))
@@ -287,7 +287,7 @@ def test_both_drivers_play_the_same(name: str) -> None:
         )
         return actual.actions
 
-    # The sieve decides: with the largest bound, other actions are chosen; so does its slack.
+    # Without the sieve, and without its slack, other actions are chosen.
     largest = {"ranking": 1.0, "sieve_growth": 0.0, "widths": ()}
     assert (played(**largest) != played()).any()
     if plan.sieve_growth:
@@ -449,7 +449,7 @@ def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: f
 
 
 def bound_of_equal_batches(plan: Plan, full: np.ndarray) -> float:
-    """Return the bound for equal batches, by the operations of the time before unequal batches."""
+    """Return the bound for equal batches by the earlier formula, with its order of operations."""
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
     learns_alone = plan.batch_size == 0
@@ -726,7 +726,7 @@ def test_a_slack_that_is_too_large_is_detected(keys: dict[str, Any], times: floa
 
 
 def test_widths_of_a_different_release_are_detected() -> None:
-    """In the first batches they give too large a slack."""
+    """Use the widths of a plan of 200 silos, which give too large a slack in the first batches."""
 
     larger = made_system("private-fedlinucb", PLAYED[5], silos=200).plan.widths
 
@@ -736,7 +736,7 @@ def test_widths_of_a_different_release_are_detected() -> None:
 
     _, ratios = runs_of_worst_actions(PLAYED[5], 16, fault=other)
     assert max(ratios) > 1.0
-    # Where widths hardly change, the comparison of slacks notices what regret does not show.
+    # Where widths hardly change, only the comparison of slacks detects the fault.
     for keys in SLACKS[:4]:
         e, _, truth = checked({"silos": 2, "dimension": 2, "actions": 6, **keys}, 10.0)
         system = e.curves[0].system
@@ -852,7 +852,7 @@ SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
     keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
+    """The first batch is 10 d sd / M, with the sd of an entry of N theta - h of a single release."""
 
     def system_of(**further: Any) -> Any:
         """Return the system with further keys."""
@@ -1005,7 +1005,7 @@ SATURATED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_the_default_saturation_follows_from_the_noise_of_one_release(
     algorithm: str, keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """n0 = round(10 d sd / M), sd of an entry of N theta - h of a single release."""
+    """Check n0 = round(10 d sd / M), with the sd of an entry of N theta - h of a single release."""
     keys = {"release": "factorised", "batch_size": "growing", **keys}
     single = made_system(
         algorithm, {**keys, "batch_size": None, "release_rounds": (sizes["horizon"],),
@@ -1026,7 +1026,7 @@ def test_the_default_saturation_follows_from_the_noise_of_one_release(
         np.testing.assert_array_equal(default.plan.factor.matrix, expected)
     np.testing.assert_array_equal(default.plan.factor.matrix, explicit.plan.factor.matrix)
     assert not np.allclose(default.plan.factor.matrix, unsaturated.plan.factor.matrix, rtol=1e-4)
-    # Privacy is what it was: the same claim, and the same account of the noise.
+    # Privacy does not depend on saturation: the claim and the exact epsilon are equal.
     for system in (default, unsaturated):
         certificate = system.certificate
         assert certificate.exact.epsilon <= keys.get("epsilon", 1.0) * (1.0 + 1e-9)

@@ -879,9 +879,9 @@ def test_noise_of_the_mean_score_falls_with_the_number_of_clients(central, toget
         # Noise of one client or of the server is Laplace; noise of many clients is nearly normal.
         kurtosis = float((noise[5] ** 4).mean() / (noise[5] ** 2).mean() ** 2)
         assert kurtosis == pytest.approx(6.0 if central else 3 + 3 / m, rel=0.08)
-        # No two leaves share a draw.
-        even_leaves, second = noise[5][:-1], noise[5][1:]
-        assert abs((even_leaves * second).mean()) < 5 * std**2 / sqrt(even_leaves.size)
+        # Two successive leaves share no draw.
+        leaves, next_leaves = noise[5][:-1], noise[5][1:]
+        assert abs((leaves * next_leaves).mean()) < 5 * std**2 / sqrt(leaves.size)
 
 
 def test_noise_test_detects_planted_faults(monkeypatch):

@@ -665,4 +665,5 @@ def test_deployed_parties_have_the_exact_distribution(algorithm, N):
     pairs += list(zip(observed[~is_rare], expected[~is_rare], strict=True))
     statistic = sum((a - b) ** 2 / b for a, b in pairs)
     n = len(pairs)
+    # A chi-square variable with n - 1 degrees of freedom exceeds this limit once in 10^6.
     assert n >= 4 and statistic < n + 5.5 * sqrt(2 * n) + 12, (statistic, n)

@@ -104,7 +104,7 @@ def test_runs_refuse_a_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     original = driver.Run
 
     def recording_run(*arguments: Any) -> driver.Run:
-        """Make a run, and note it."""
+        """Return a new run, and record it."""
         runs.append(original(*arguments))
         return runs[-1]
 

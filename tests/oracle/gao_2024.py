@@ -733,7 +733,7 @@ def quadrature(
 
 
 def argmin_law(scores: np.ndarray, scale: float) -> np.ndarray:
-    """Return (d,), the distribution of argmin of scores + Laplace(scale)."""
+    """Return the distribution (d,) of the argmin of scores + Laplace(scale)."""
     c = np.asarray(scores, dtype=np.float64)
     z, h = quadrature(c.tolist(), scale, 50 * scale)
     density = np.array([laplace_density(z - s, scale) for s in c])
@@ -805,8 +805,7 @@ def ope_law(
 def segment_probability(
     queries: tuple[float, ...], crosses: bool, L: float, threshold_scale: float, query_scale: float
 ) -> float:
-    """Return P(all queries are below the noisy threshold), or that of only the last one being
-    above.
+    """Return P(no query exceeds the noisy threshold), or P(only the last one does) if `crosses`.
 
     threshold_scale = 0 means that the threshold is L.
     """

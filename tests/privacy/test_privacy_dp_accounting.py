@@ -20,7 +20,7 @@ REL = 1e-6
 
 
 def test_epsilon_of_two_hundred_trees_agrees_with_dp_accounting() -> None:
-    """Compute dp-accounting's delta at our epsilon, for one Gaussian of kappa nodes."""
+    """Compute dp-accounting's delta at fastfed's epsilon, for one Gaussian of kappa nodes."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(2024)
     for _ in range(200):
