@@ -362,7 +362,7 @@ def test_the_oracle_detects_wrong_clocks():
 
 @pytest.mark.parametrize("name", ["silo-ldp", "prefix", "two budgets"])
 def test_the_error_bound_is_that_of_the_sum_of_the_silos_noise(name):
-    """Check that view variances are sum_i f_i^2 v(k_i), and that bounds hold for V views together."""
+    """Check the variance sum_i f_i^2 v(k_i) of each view, and bounds for all V views together."""
     clock, alpha = CLOCKS["all differ"], 0.5
     keys = CURVES[name] | {"failure_probability": alpha}
     plan = experiment(keys, clock).curves[0].system.plan

@@ -58,7 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
         **OPEN, "silos": 2, "horizon": 14, "dimension": 19, "actions": 37, "communication": 6.0,
         "lazy": False,
     },
-    "more features than are looked at anew": {
+    "more features than are examined again": {
         **OPEN, "silos": 2, "horizon": 14, "dimension": 27, "actions": 5, "communication": 6.0,
     },
     # The same schedules with noise in the sums; the trigger uses no noise.

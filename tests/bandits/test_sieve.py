@@ -852,7 +852,7 @@ SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
     keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """The first batch is 10 d sd / M, with the sd of an entry of N theta - h of a single release."""
+    """Check the first batch 10 d sd / M, with the sd of an entry of N theta - h of one release."""
 
     def system_of(**further: Any) -> Any:
         """Return the system with further keys."""
@@ -1005,7 +1005,7 @@ SATURATED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_the_default_saturation_follows_from_the_noise_of_one_release(
     algorithm: str, keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """Check n0 = round(10 d sd / M), with the sd of an entry of N theta - h of a single release."""
+    """Check n0 = round(10 d sd / M), with the sd of an entry of N theta - h of one release."""
     keys = {"release": "factorised", "batch_size": "growing", **keys}
     single = made_system(
         algorithm, {**keys, "batch_size": None, "release_rounds": (sizes["horizon"],),

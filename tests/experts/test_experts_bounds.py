@@ -153,7 +153,7 @@ def simulate_phase(
     """Return the suboptimality of DP-FW from e_1 for losses <g, x> + (beta/2) <s, x>^2.
 
     The entries of g are fair or unfair coins, and s has entries +-1. All runs are simulated at
-    once. Each sample is drawn anew, since it is used once.
+    once. Each sample is a new draw, since it is used once.
     """
     p = np.linspace(0.35, 0.65, d)
     s = np.where(np.arange(d) % 2, 1.0, -1.0)

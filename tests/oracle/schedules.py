@@ -6,7 +6,7 @@ n_k plus the noise of this prefix, which has one of four forms:
 - `factorised`: sum_{j <= k} B_kj z_j for any lower triangular B, added over all parties that add
   noise (*givers*);
 - `tree`: the draws of the nodes of the p-sum tree that make up the prefix;
-- `batches`: one draw for each batch, of its own strength;
+- `batches`: one draw for each batch, with a separate strength;
 - `bits`: each batch's points in fixed point, with noise bits, shuffled once and added up.
 
 The direct radius with a bound tau on the norm and the sieve follow docs/radius.md; centred rewards

@@ -743,7 +743,7 @@ def test_plans_with_planted_faults_are_refused(fault: str, name: str) -> None:
 
 @pytest.mark.parametrize(("fault", "name"), PLANTED)
 def test_accounts_of_planted_faults_give_a_larger_epsilon(fault: str, name: str) -> None:
-    """Account for the faulty plan anew and check its certificate."""
+    """Compute the account of the faulty plan again, and check its certificate."""
     case = CASES[name]
     system = case.make()
     plan = FAULTS[fault][0](case, system.plan)

@@ -301,7 +301,7 @@ BAD_COMBINATIONS = {
         ),
         "equal except for their radius",
     ),
-    "a mean that is said to be private": (
+    "a mean that is declared private": (
         lambda: change_plan(
             "robin", lambda p: replace(p, protocol=replace(PLAIN_MEAN, noise_by="server"))
         ),
