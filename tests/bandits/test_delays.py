@@ -150,6 +150,7 @@ def test_delays_have_the_mean_that_the_key_states():
         ({"kind": "uniform", "low": 2, "high": 9}, 5.5),
     ):
         draws = [oracle.delay_of(noise.delay(0, t), **delay) for t in range(1, 20001)]
+        # The means have standard errors of at most 0.05; the limit is four of these.
         assert np.mean(draws) == pytest.approx(mean, abs=0.2)
     # Draws of different silos and rounds are different.
     assert len({noise.delay(i, t) for i in range(20) for t in range(50)}) == 1000

@@ -521,7 +521,7 @@ def test_rewards_that_differ_by_more_than_one_cost_more_in_bad_batches() -> None
     assert bound is not None and bound > high
 
 
-def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> None:
+def test_the_default_sieve_has_less_regret_than_the_largest_bound_where_noise_is_large() -> None:
     regrets = []
     for keys in ({"sieve": 1.0}, {}):
         e = experiment_of(

@@ -107,9 +107,9 @@ def test_a_bit_changes_exactly_where_its_integers_reach_the_thresholds() -> None
     plan = system().plan
     half = FLIP_UNITS // 2
 
-    def words(up: int, flip: int) -> np.ndarray:
+    def words(rounding: int, flip: int) -> np.ndarray:
         """Return the random words of two numbers of 53 bits."""
-        numbers = [n << 11 for n in (up, flip)]
+        numbers = [n << 11 for n in (rounding, flip)]
         return np.array([w for n in numbers for w in (n & 0xFFFFFFFF, n >> 32)], np.uint32)
 
     keep = FLIP_UNITS - 1

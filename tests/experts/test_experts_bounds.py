@@ -142,7 +142,7 @@ def test_suboptimality_of_a_phase_equals_the_recursion_by_leaf(beta: float, loca
             noise="local" if local else "central",
             spread=1.0,
         )
-        # The function uses the mean variance of a tree for every leaf. | This is never smaller, and
+        # The function uses the mean variance of a tree for every leaf. This is never smaller, and
         # equal for beta = 0.
         assert by_leaf * (1 - 1e-5) <= actual <= by_leaf * (1 + 1e-4 if beta == 0 else 1.06)
 

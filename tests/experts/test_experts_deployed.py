@@ -595,7 +595,7 @@ def test_smooth_losses_must_be_gradient_functions():
     queried: list[np.ndarray] = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        """Return a gradient, and note where it was asked for."""
+        """Return the gradient at x, and record x."""
         queried.append(x.copy())
         return x + 2 * np.arange(D)
 

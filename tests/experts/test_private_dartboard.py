@@ -118,7 +118,7 @@ def run_and_record(e: Experiment, driver: Any, **keys: Any) -> tuple[np.ndarray,
     original = experts.Ledger.played
 
     def record(self: Any, first: int, last: int, weights: np.ndarray, row: Any) -> None:
-        """Play as before, and record the expert of each round."""
+        """Record the expert of each round, then call the original method."""
         assert weights.max() == weights.sum() == 1.0
         x.extend([int(weights.argmax())] * (last - first + 1))
         original(self, first, last, weights, row)

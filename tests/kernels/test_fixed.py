@@ -61,7 +61,7 @@ def test_means_and_widths_equal_those_computed_from_the_data(d, k, spread, bound
 
 @pytest.mark.parametrize("d, k", [(10, 40), (30, 40)])
 def test_rounding_does_not_grow_with_the_rounds(d, k):
-    """After 300 000 data points, few of them of most actions."""
+    """Use 300 000 data points, of which most actions have only a few."""
     rng = np.random.default_rng(5)
     rows = random_rows(rng, d, k)
     model = linalg.FixedModel(rows, np.eye(d), np.zeros(d), np.inf)
