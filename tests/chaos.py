@@ -221,10 +221,10 @@ class Proxy:
                 back.join(125 if not mode else 8)
 
     def _pump(
-        self, source: socket.socket, to: socket.socket, limit: int, up: bool, mode: str
+        self, source: socket.socket, target: socket.socket, limit: int, to_hub: bool, mode: str
     ) -> None:
-        """Pass bytes on in one direction, until the fault of this connection."""
-        held, source_ended = b"", False
+        """Forward bytes in one direction, until the fault of this connection."""
+        unread, source_ended = b"", False
         source.settimeout(125 if not mode else 8)
         with suppress(OSError):
             while limit > 0:
@@ -233,29 +233,29 @@ class Proxy:
                     source_ended = True
                     break
                 limit -= len(data)
-                if up:
-                    held = self._read(held + data)
-                if mode == "half" and not up:
+                if to_hub:
+                    unread = self._read(unread + data)
+                if mode == "half" and not to_hub:
                     time.sleep(self.rng.uniform(1, 8))  # the answer never comes
                     break
-                to.sendall(data)
+                target.sendall(data)
         with suppress(OSError):
             if source_ended:
-                to.shutdown(socket.SHUT_WR)
+                target.shutdown(socket.SHUT_WR)
             else:
-                to.shutdown(socket.SHUT_RDWR)
+                target.shutdown(socket.SHUT_RDWR)
                 source.shutdown(socket.SHUT_RDWR)
 
-    def _read(self, held: bytes) -> bytes:
-        """Pass complete messages on in plaintext; return the incomplete rest."""
-        while (at := held.find(b"\r\n\r\n")) >= 0:
-            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", held[: at + 2])
-            end = at + 4 + (int(length[1]) if length else 0)
-            if len(held) < end:
+    def _read(self, unread: bytes) -> bytes:
+        """Give each complete plaintext message to `seen`; return the incomplete rest."""
+        while (header_end := unread.find(b"\r\n\r\n")) >= 0:
+            length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", unread[: header_end + 2])
+            message_end = header_end + 4 + (int(length[1]) if length else 0)
+            if len(unread) < message_end:
                 break
-            self.seen(held[at + 4 : end])
-            held = held[end:]
-        return held[-(1 << 20) :]
+            self.seen(unread[header_end + 4 : message_end])
+            unread = unread[message_end:]
+        return unread[-(1 << 20) :]
 
 
 class LocalConnection(http.client.HTTPConnection):
@@ -306,9 +306,9 @@ def flood(
         b"POST /decide HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n" + b"[" * 30000,
         b"POST /reward HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n" + b'{"id": 1e400}    ',
     ]
-    until, opened = time.monotonic() + seconds, []
+    deadline, opened = time.monotonic() + seconds, []
     try:
-        while time.monotonic() < until:
+        while time.monotonic() < deadline:
             if len(opened) < 300:
                 with suppress(OSError):
                     opened.append(connect())
@@ -318,8 +318,8 @@ def flood(
                 rng.choice(opened).send(b"a")  # drip
             time.sleep(0.008)
     finally:
-        for each in opened:
-            each.close()
+        for connection in opened:
+            connection.close()
 
 
 # ---- parties -------------------------------------------------------------------------------------
@@ -356,18 +356,18 @@ class Party:
     def unmount(self) -> None:
         """Unmount the small disk; copy its files to the folder if the plan's folder is kept."""
         if self.mounted:
-            kept = self.folder.with_name(f"{self.name}.kept")
+            saved = self.folder.with_name(f"{self.name}.kept")
             for path in self.folder.glob("*"):
                 if path.is_file() and path.name != "filler":
-                    kept.mkdir(exist_ok=True)
-                    shutil.copy2(path, kept)
+                    saved.mkdir(exist_ok=True)
+                    shutil.copy2(path, saved)
             subprocess.run(["umount", "-l", self.mounted], capture_output=True)
             self.mounted = ""
 
     def start(self) -> None:
         """Start the process; its standard error is appended to a file."""
-        extra = f"{self.plan.site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        env = os.environ | {"PYTHONPATH": extra.rstrip(os.pathsep), "OMP_NUM_THREADS": "1",
+        python_path = f"{self.plan.site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        env = os.environ | {"PYTHONPATH": python_path.rstrip(os.pathsep), "OMP_NUM_THREADS": "1",
                             "CHAOS_CLOCK": str(self.clock)}  # fmt: skip
         command = [self.plan.fastfed, self.role, str(self.folder), *self.options]
         with self.errors.open("ab") as errors:
@@ -424,7 +424,7 @@ class Party:
         self.kill()
 
     def shift(self, seconds: float) -> None:
-        """Set the party's wall clock wrong by some seconds, or right by 0."""
+        """Set the party's wall clock wrong by some seconds; 0 corrects it."""
         self.clock_moved = True
         spare = self.clock.with_suffix(".new")
         spare.write_text(repr(seconds))
@@ -444,7 +444,7 @@ class Party:
 
     def backup(self) -> None:
         """Copy the state at one moment, and note the reports in it."""
-        at, target = time.monotonic(), self.plan.home / "backups" / self.name
+        copied_at, target = time.monotonic(), self.plan.home / "backups" / self.name
         target = target / str(len(self.backups))
         target.mkdir(parents=True)
         halted = self.running and not self.fault
@@ -458,7 +458,7 @@ class Party:
         finally:
             if halted:
                 self.signal(signal.SIGCONT)
-        self.backups.append((at, target))
+        self.backups.append((copied_at, target))
         with suppress(sqlite3.Error), closing(sqlite3.connect(":memory:")) as memory:
             copy = target.with_name(f"{target.name}.read")
             shutil.copytree(target, copy)
@@ -469,8 +469,8 @@ class Party:
                 self.plan.note(bytes(value) if isinstance(value, bytes) else b"", self.name)
 
     def restore(self, rng: random.Random) -> str:
-        """Restore an old state, but not the ledger; return which state."""
-        at, source = rng.choice(self.backups[-4:])
+        """Restore an old state, but not the ledger; return the name of the backup."""
+        copied_at, source = rng.choice(self.backups[-4:])
         with self.lock:
             self.kill()
             for path in self.folder.glob("state.sqlite*"):
@@ -478,9 +478,9 @@ class Party:
             for path in source.iterdir():
                 shutil.copy2(path, self.folder)
             self.restored = True
-            for each, (decided, _, rewarded) in list(self.acked.items()):
-                if decided >= at or (rewarded or 0.0) >= at:
-                    del self.acked[each]
+            for decision, (decided, _, rewarded) in list(self.acked.items()):
+                if decided >= copied_at or (rewarded or 0.0) >= copied_at:
+                    del self.acked[decision]
         return source.name
 
 
@@ -562,7 +562,7 @@ class Plan:
     # ---- making it, as the pages say ----
 
     def cli(self, *words: str) -> str:
-        """Run a command of a person; it must not show a traceback."""
+        """Run a command as a person does; it must not show a traceback."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [self.fastfed, *words],
@@ -624,9 +624,9 @@ class Plan:
             self.context = ssl.create_default_context(cafile=str(tls / "ca.pem"))
         if self.tls == "mutual":
             self.hub.options += ["--client-ca", str(tls / "ca.pem")]
-            own = tls / "member.pem", tls / "member.key"
-            dial += ["--cert", str(own[0]), "--key", str(own[1])]
-            self.context.load_cert_chain(*own)
+            member_files = tls / "member.pem", tls / "member.key"
+            dial += ["--cert", str(member_files[0]), "--key", str(member_files[1])]
+            self.context.load_cert_chain(*member_files)
         for party in self.parties[1:]:
             party.options = [*dial, "--every", "0.7"]
 
@@ -642,9 +642,9 @@ class Plan:
                 return
             with self.note_lock:
                 seen = self.reports.setdefault((parts[3], parts[4]), {})
-                digest, known = hashlib.sha256(body).hexdigest()[:16], bool(seen)
+                digest, seen_before = hashlib.sha256(body).hexdigest()[:16], bool(seen)
                 new, seen[digest] = digest not in seen, seen.get(digest, where)
-            self.check("one report a silo and release", not (known and new), silo=parts[3],
+            self.check("one report a silo and release", not (seen_before and new), silo=parts[3],
                        release=parts[4], seen=seen)  # fmt: skip
 
     def hub_status(self, timeout: float = 3.0) -> tuple[int, Any]:
@@ -666,24 +666,25 @@ class Plan:
             with silo.lock:
                 waiting = [i for i, each in silo.acked.items() if each[1] is None]
                 if waiting and rng.random() < 0.5:
-                    one, reward = rng.choice(waiting), round(rng.random(), 3)
-                    if self.reward(silo, one, reward)[0] == 200:
-                        silo.acked[one][1:] = reward, time.monotonic()
+                    decision, reward = rng.choice(waiting), round(rng.random(), 3)
+                    if self.reward(silo, decision, reward)[0] == 200:
+                        silo.acked[decision][1:] = reward, time.monotonic()
                     else:
-                        silo.acked.pop(one)  # the party may or may not have accepted the reward
+                        # The party may or may not have accepted the reward.
+                        silo.acked.pop(decision)
                     continue
                 body = {"subject": f"patient {rng.randrange(10**6)}"}
                 if self.kind != "fed-svt":
                     body["actions"] = [[round(rng.random(), 3) for _ in range(3)] for _ in range(3)]
-                code, answer = silo.ask("decide", **body)
+                code, reply = silo.ask("decide", **body)
                 if code == 200:
-                    silo.acked[answer["id"]] = [time.monotonic(), None, None]
+                    silo.acked[reply["id"]] = [time.monotonic(), None, None]
 
-    def reward(self, silo: Party, one: str, reward: float) -> tuple[int, Any]:
+    def reward(self, silo: Party, decision: str, reward: float) -> tuple[int, Any]:
         """Report the reward of a decision, or the losses of all experts."""
         if self.kind == "fed-svt":
-            return silo.ask("losses", id=one, losses=[reward] * 3)
-        return silo.ask("reward", id=one, reward=reward)
+            return silo.ask("losses", id=decision, losses=[reward] * 3)
+        return silo.ask("reward", id=decision, reward=reward)
 
     def watch(self) -> None:
         """Query the status of all parties each second; measure how long each does not answer."""
@@ -705,21 +706,21 @@ class Plan:
     def judge(self, now: dict[str, Any]) -> None:
         """Check whether a release is overdue, and how long no status has named the cause."""
         hub, clock = now["hub"], time.monotonic()
-        models = [releases_of(each) for each in now.values() if each]
+        models = [releases_of(status) for status in now.values() if status]
         self.releases = hub["releases"] if hub else self.releases
         if hub and self.clocks:
             self.check("as many views as moments", self.releases == len(self.moments), hub=hub)
         if max([0, *models]) > self.released:
             self.released = max(models)
             self.journal.write("released", plan=self.title, release=self.released)
-        late = time.time() - (self.close_of(self.released + 1) + self.grace)
-        overdue = late > 0 and self.released < (self.releases or 1) and any(now.values())
+        seconds_late = time.time() - (self.close_of(self.released + 1) + self.grace)
+        overdue = seconds_late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
             self.silent = self.silent or clock
             without_theta = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
             self.silence = {
                 "release": self.released + 1,
-                "overdue": round(late, 1),
+                "overdue": round(seconds_late, 1),
                 "faults": {p.name: p.fault for p in self.parties if p.fault},
                 "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
                 "said": without_theta,
@@ -772,26 +773,26 @@ class Plan:
 
     # ---- faults ----
 
-    def later(self, seconds: float, what: Callable[[], Any]) -> None:
+    def later(self, seconds: float, action: Callable[[], Any]) -> None:
         """Schedule a call after some seconds."""
-        self.events.append((time.monotonic() + seconds, what))
+        self.events.append((time.monotonic() + seconds, action))
 
     def fault(self) -> None:
         """Draw one fault, apply it, and schedule its repair."""
-        rng, well = self.rng, [p for p in self.parties if not p.fault and p.running]
+        rng, healthy = self.rng, [p for p in self.parties if not p.fault and p.running]
         if rng.random() < 0.12 and not self.proxy.mode:
             self.proxy.mode = rng.choice(["drop", "delay", "half", "cut"])
             self.journal.action(f"proxy {self.proxy.mode}", plan=self.title)
             self.later(rng.uniform(3, 10), lambda: setattr(self.proxy, "mode", ""))
             return
-        if not well:
+        if not healthy:
             return
-        party, long = rng.choice(well), rng.uniform(1, self.grace * 2)
+        party, repair_after = rng.choice(healthy), rng.uniform(1, self.grace * 2)
         kinds = {"kill": 4, "term": 2, "stop": 3, "full disk": 3 * bool(party.mounted), "clock": 3,
                  "clock over restart": 2, "flood": 2 * (party.role != "helper"),
                  "restore": 1.5 * bool(party.backups) * (0.5 if self.sum else 1)}  # fmt: skip
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
-        more: dict[str, Any] = {"seconds": round(long, 1)}
+        details: dict[str, Any] = {"seconds": round(repair_after, 1)}
         if kind == "flood":
             flooding = (party, random.Random(rng.random()), rng.uniform(2, 6))
             threading.Thread(target=self.flood, args=flooding, daemon=True).start()
@@ -806,24 +807,24 @@ class Plan:
             party.fill()
             choice = rng.random()
             if choice < 0.6:  # an end, or a start, while it is full
-                self.later(long / 3, party.terminate if choice < 0.3 else party.kill)
+                self.later(repair_after / 3, party.terminate if choice < 0.3 else party.kill)
             if choice < 0.4:
-                self.later(long / 2, party.start)
+                self.later(repair_after / 2, party.start)
         elif kind == "restore":
-            more["backup"], long = party.restore(rng), 0.2
+            details["backup"], repair_after = party.restore(rng), 0.2
         else:
             sizes = [3.0, 12.0, 25.0, 40.0, 3600.0, 86400.0, YEAR, 10 * YEAR]
-            more["shift"] = rng.choice(sizes) * rng.choice([-1, 1])
-            long *= 3 if rng.random() < 0.3 else 1
-            party.shift(more["shift"])
+            details["shift"] = rng.choice(sizes) * rng.choice([-1, 1])
+            repair_after *= 3 if rng.random() < 0.3 else 1
+            party.shift(details["shift"])
             if kind == "clock over restart":
                 party.kill()
                 party.start()
-        self.later(max(long, 1.5 * ("clock" in kind)), lambda: self.mend(party))
-        self.journal.action(f"{kind} {party.role}", plan=self.title, who=party.name, **more)
+        self.later(max(repair_after, 1.5 * ("clock" in kind)), lambda: self.repair(party))
+        self.journal.action(f"{kind} {party.role}", plan=self.title, who=party.name, **details)
 
-    def mend(self, party: Party) -> None:
-        """Act after a fault as the documentation tells a person to act."""
+    def repair(self, party: Party) -> None:
+        """Repair a fault as the documentation says that a person repairs it."""
         party.signal(signal.SIGCONT)
         (party.folder / "filler").unlink(missing_ok=True)
         if "clock" in party.fault:
@@ -838,6 +839,7 @@ class Plan:
         """Open idle and unfinished connections, and send garbage, huge headers and old messages."""
 
         def connect() -> socket.socket:
+            """Return a connection to the hub or to the silo's Unix socket."""
             if party.role == "serve":
                 return socket.create_connection(("127.0.0.1", self.port), 0.2)
             connection = socket.socket(socket.AF_UNIX)
@@ -994,7 +996,7 @@ class Plan:
         """Return which documented special case ends this plan, if one does."""
         hub = self.statuses.get("hub") or {}
         state = (hub.get("waits") or {}).get("state")
-        without = any((self.statuses.get(s.name) or {}).get("without") for s in self.silos)
+        without_record = any((self.statuses.get(s.name) or {}).get("without") for s in self.silos)
         silo_back = any(s.restored for s in self.silos)
         states = [
             ((self.statuses.get(s.name) or {}).get("waits") or {}).get("state") for s in self.silos
@@ -1008,9 +1010,13 @@ class Plan:
             return "hub and silo put back"
         if "masks differ" in str(hub.get("ended")) and silo_back and self.hub.restored:
             return "hub and silo put back"
-        if without and state in ("too-few", "reports", "sessions", "unheard") and not self.clocks:
-            few = "records lost, all silos needed" if self.sum else "too few reports left"
-            return few if not self.hub.restored else "hub and silo put back"
+        if (
+            without_record
+            and state in ("too-few", "reports", "sessions", "unheard")
+            and not self.clocks
+        ):
+            ending = "records lost, all silos needed" if self.sum else "too few reports left"
+            return ending if not self.hub.restored else "hub and silo put back"
         return ""
 
     def finish(self, completed: bool) -> None:
@@ -1031,11 +1037,16 @@ class Plan:
                     model = json.loads(self.cli("deploy", "export", silo.name))
                     model = json.dumps(model, sort_keys=True).encode()
                     models[silo.name] = hashlib.sha256(model).hexdigest()[:16]
-            one = len(models) == len(self.silos) and (self.clocks or len(set(models.values())) == 1)
-            self.check("one model at all silos", one, models=models)
-            all_of = [broadcasts_of(silo.folder) for silo in self.silos]
-            one = all(each == all_of[0] for each in all_of) and len(all_of[0]) == self.releases
-            self.check("the same broadcasts at all silos", one, broadcasts=all_of)
+            equal = len(models) == len(self.silos) and (
+                self.clocks or len(set(models.values())) == 1
+            )
+            self.check("one model at all silos", equal, models=models)
+            broadcasts = [broadcasts_of(silo.folder) for silo in self.silos]
+            equal = (
+                all(each == broadcasts[0] for each in broadcasts)
+                and len(broadcasts[0]) == self.releases
+            )
+            self.check("the same broadcasts at all silos", equal, broadcasts=broadcasts)
         for party in self.parties:
             party.terminate()
             if not party.restored:
@@ -1045,22 +1056,23 @@ class Plan:
 
     def remembered(self, silo: Party) -> None:
         """Check that the silo knows every acknowledged decision and reward."""
-        for one, (_, reward, _) in list(silo.acked.items())[:150]:
-            code, answer = self.reward(silo, one, 0.5 if reward is None else reward)
-            self.check("acknowledged decisions and rewards", code == 200, who=silo.name, id=one,
-                       reward=reward, code=code, answer=str(answer)[:200])  # fmt: skip
+        for decision, (_, reward, _) in list(silo.acked.items())[:150]:
+            code, answer = self.reward(silo, decision, 0.5 if reward is None else reward)
+            self.check("acknowledged decisions and rewards", code == 200, who=silo.name,
+                       id=decision, reward=reward, code=code, answer=str(answer)[:200])  # fmt: skip
             if reward is not None and not silo.clock_moved:
-                code, answer = self.reward(silo, one, 1.0 - reward if reward != 0.5 else 0.1)
-                self.check("acknowledged rewards stay", code not in (0, 200), who=silo.name, id=one,
-                           code=code)  # fmt: skip
+                different = 1.0 - reward if reward != 0.5 else 0.1
+                code, answer = self.reward(silo, decision, different)
+                self.check("acknowledged rewards stay", code not in (0, 200), who=silo.name,
+                           id=decision, code=code)  # fmt: skip
 
     def scan(self) -> None:
         """Check that no party has reported an error of the program."""
         for party in self.parties:
             text = party.errors.read_text(errors="replace") if party.errors.exists() else ""
-            actual = re.search(r"Traceback|program error|Exception in", text)
-            near = text[max(0, actual.start() - 200) : actual.start() + 1500] if actual else ""
-            self.check("no program error", not actual, who=party.name, near=near)
+            error = re.search(r"Traceback|program error|Exception in", text)
+            excerpt = text[max(0, error.start() - 200) : error.start() + 1500] if error else ""
+            self.check("no program error", not error, who=party.name, near=excerpt)
 
 
 def lane(journal: Journal, numbers: Iterator[int]) -> None:
@@ -1090,8 +1102,8 @@ def main() -> int:
         signal.signal(number, lambda *_: journal.stop.set())
     lanes = [
         # Each lane has separate plan numbers, so that plans depend only on the seed.
-        threading.Thread(target=lane, args=(journal, itertools.count(at, args.lanes)))
-        for at in range(args.lanes)
+        threading.Thread(target=lane, args=(journal, itertools.count(first, args.lanes)))
+        for first in range(args.lanes)
     ]
     for each in lanes:
         each.start()

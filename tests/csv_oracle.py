@@ -21,10 +21,10 @@ Records = tuple[np.ndarray, list[int], list[int] | None]
 
 def is_infinite(present: list[str]) -> bool:
     """Return True if all cells are numbers, but some are infinite."""
-    odd = [cell for cell in present if decimal(cell) is None]
+    not_decimal = [cell for cell in present if decimal(cell) is None]
     infinite = {"inf", "infinity"}
-    return bool(odd) and all(
-        cell.lstrip("+-").lower() in infinite and cell[:2] not in SIGNS for cell in odd
+    return bool(not_decimal) and all(
+        cell.lstrip("+-").lower() in infinite and cell[:2] not in SIGNS for cell in not_decimal
     )
 
 
@@ -36,8 +36,8 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
             return None
         text = normalize("NFC", data.decode("utf-8-sig"))
         comma = separator(text)
-        read = csv.reader(io.StringIO(text, ""), delimiter=comma, strict=True)
-        rows = [[c.strip() for c in row] for row in read]
+        reader = csv.reader(io.StringIO(text, ""), delimiter=comma, strict=True)
+        rows = [[c.strip() for c in row] for row in reader]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error):
         return None
     rows = [row for row in rows if any(row)]
@@ -115,10 +115,10 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
 
 def without_fraction(cell: str) -> str:
     """Return "17" for "17.0", and any other text unchanged."""
-    whole, point, zeros = cell.partition(".")
-    digits = whole[1:] if whole[:1] in ("+", "-") else whole
+    integer_part, point, zeros = cell.partition(".")
+    digits = integer_part[1:] if integer_part[:1] in ("+", "-") else integer_part
     plain = digits.isascii() and digits.isdigit() and not zeros.strip("0")
-    return whole if point and plain else cell
+    return integer_part if point and plain else cell
 
 
 def one_form(cells: list[str]) -> list[str]:
@@ -128,15 +128,15 @@ def one_form(cells: list[str]) -> list[str]:
 
 
 def separator(text: str) -> str:
-    """Return the most frequent mark of the header, outside quotes, that fits all of 49 records."""
+    """Return the mark that is most frequent in the header, outside quotes, and fits 49 records."""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line.strip(' \t,;|"'):
             break
     else:
         return ","
-    at = text.index(line)
+    start = text.index(line)
     unquoted, quoted = "", False
-    for letter in text[at:]:
+    for letter in text[start:]:
         if letter in "\r\n" and not quoted:
             break
         quoted ^= letter == '"'
@@ -144,9 +144,9 @@ def separator(text: str) -> str:
     counts = {mark: unquoted.count(mark) for mark in ",;\t|" if mark in unquoted}
     order = sorted(counts, key=counts.__getitem__, reverse=True)
     for mark in order:
-        read = csv.reader(io.StringIO(text, ""), delimiter=mark)
+        reader = csv.reader(io.StringIO(text, ""), delimiter=mark)
         try:
-            rows = (row for row in read if any(cell.strip() for cell in row))
+            rows = (row for row in reader if any(cell.strip() for cell in row))
             if len({len(row) for row, _ in zip(rows, range(50), strict=False)}) == 1:
                 return mark
         except csv.Error:

@@ -56,7 +56,7 @@ Digests = dict[str, list[str]]  # kind: of all bits, of rounded numbers
 
 
 def names() -> list[str]:
-    """Return the figures that need no data of the user's."""
+    """Return the names of the figures that need no data of users."""
     return [figure.id for figure in experiments.figures() if not figure.needs_data]
 
 
@@ -109,8 +109,8 @@ def numbers(value: Any) -> Iterator[float]:
             inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
         elif isinstance(value, msgspec.Struct):
             inner = [getattr(value, name) for name in value.__struct_fields__]
-        for each in inner:
-            yield from numbers(each)
+        for part in inner:
+            yield from numbers(part)
 
 
 def digest(value: Any, digits: int | None = None) -> str:
@@ -192,12 +192,12 @@ def load() -> dict[str, Any]:
 def write(figures: dict[str, dict[str, Digests]]) -> None:
     """Store digests, a line for each curve: a diff then names those that changed."""
     libc = " ".join(platform.libc_ver())
-    head = {
+    header = {
         "made_with": f"{platform.machine()}, {libc}, numpy {np.__version__}, "
         f"scipy {scipy.__version__}",
         "arithmetic": arithmetic(),
     }
-    lines = [f'"{key}": {json.dumps(value)},' for key, value in head.items()]
+    lines = [f'"{key}": {json.dumps(value)},' for key, value in header.items()]
     blocks = [
         f'"{name}": {{\n'
         + ",\n".join(f"{json.dumps(label)}: {json.dumps(each)}" for label, each in curves.items())
@@ -209,11 +209,11 @@ def write(figures: dict[str, dict[str, Digests]]) -> None:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """`scripts/digest [--write] [FIGURE...]`: 1 where something differs that is not written."""
-    asked = list(arguments)
-    writing = "--write" in asked
-    chosen = [a for a in asked if a != "--write"] or names()
-    if writing and len(asked) > 1:
+    """Run `scripts/digest [--write] [FIGURE...]`; return 1 if unwritten figures differ."""
+    given_arguments = list(arguments)
+    writing = "--write" in given_arguments
+    chosen = [a for a in given_arguments if a != "--write"] or names()
+    if writing and len(given_arguments) > 1:
         print("--write plays all figures: name none", file=sys.stderr)
         return 2
     if unknown := set(chosen) - set(names()):
@@ -232,8 +232,10 @@ def main(arguments: Iterable[str]) -> int:
     if writing:
         write(figures)
     curves = sum(map(len, figures.values()))
-    how = "all bits" if exact else f"{DIGITS} digits: libraries or processor are others than then"
-    print(f"{len(figures)} figures, {curves} curves, {len(lines)} differ (compared: {how})")
+    comparison = (
+        "all bits" if exact else f"{DIGITS} digits: libraries or processor are others than then"
+    )
+    print(f"{len(figures)} figures, {curves} curves, {len(lines)} differ (compared: {comparison})")
     return 1 if lines and not writing else 0
 
 

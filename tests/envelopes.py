@@ -60,18 +60,18 @@ class Target:
 
     def state(self, name: str) -> dict[str, str]:
         """Return all that a party knows, as text."""
-        actual = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
-        sessions = actual.get("sessions")
+        attributes = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
+        sessions = attributes.get("sessions")
         plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
-        known = {key: repr(value) for key, value in actual.items() if isinstance(value, plain)}
+        texts = {key: repr(value) for key, value in attributes.items() if isinstance(value, plain)}
         if hasattr(sessions, "sent"):
-            known["sessions"] = repr({k: v for k, v in vars(sessions).items() if k != "deployed"})
+            texts["sessions"] = repr({k: v for k, v in vars(sessions).items() if k != "deployed"})
         for key in ("decisions", "ended"):
-            if hasattr(actual.get(key), "count"):
-                known[key] = repr(actual[key].count)
+            if hasattr(attributes.get(key), "count"):
+                texts[key] = repr(attributes[key].count)
         # When a party last sent something is shown to operators, and decides nothing.
-        known.pop("contacts", None)
-        return known
+        texts.pop("contacts", None)
+        return texts
 
 
 def plan_of(protocol: str, **keys: Any) -> Any:
@@ -86,6 +86,7 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
         original_handle = process.handle
 
         def handle(data, original_handle=original_handle):
+            """Record the message, and handle it."""
             sent.append(data)
             return original_handle(data)
 
@@ -107,7 +108,7 @@ def federation_with_messages(plan) -> tuple[Federation, list[bytes]]:
 
 @cache
 def target(protocol: str) -> Target:
-    """Return the federation of one protocol, made once per process."""
+    """Return the federation of one protocol; make it once per process."""
     return Target(protocol)
 
 
@@ -332,15 +333,15 @@ def attack(job: tuple[int, int]) -> tuple[Counter, str]:
         if data in t.known:
             continue
         try:
-            how = send(t, name, data, watched=number % 256 == 0)
-            if how != "refused" or number % 64 == 63:
-                for party_name in t.names if how == "refused" else [name]:
+            reaction = send(t, name, data, watched=number % 256 == 0)
+            if reaction != "refused" or number % 64 == 63:
+                for party_name in t.names if reaction == "refused" else [name]:
                     if t.state(party_name) != t.before[party_name]:
                         raise Harmful(f"the state of {party_name} has changed")
         except Harmful as harm:
             where = f"seed {seed}, message {number} ({t.protocol}, {kind}, to {name})"
             return total, f"{where}: {harm}\n{data.hex()}"
-        total.update((kind, f"to {name.rstrip('0123456789')}", how, "messages"))
+        total.update((kind, f"to {name.rstrip('0123456789')}", reaction, "messages"))
     return total, ""
 
 

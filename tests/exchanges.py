@@ -147,6 +147,7 @@ class ExpertWorld(World):
                     self.open[name].append(new_decision.id)
 
     def check_write(self, name, write):
+        """Check also that a loss enters the phase in which its decision was made."""
         super().check_write(name, write)
         if write.kind == "ended" and name != "hub":
             ended = msgspec.msgpack.decode(write.value, type=EndedWithLosses)
@@ -181,6 +182,7 @@ class Redrawing:
     """A faulty hub: its noise is random, so repeating a release gives a different release."""
 
     def _make_server(self, noise):
+        """Return a server with noise of the operating system instead of the given noise."""
         return super()._make_server(SystemNoise())
 
 
@@ -188,6 +190,7 @@ class Uncharged:
     """A faulty silo that sends reports without charging its ledger."""
 
     def _missing_charge(self, release, report=b""):
+        """Return no charge to the ledger."""
         return ()
 
 
@@ -195,6 +198,7 @@ class Moving:
     """A faulty silo of experts that adds a late loss to the phase in which the loss arrives."""
 
     def losses(self, name, losses, now):
+        """Return the step for losses; a late loss is moved to the open phase."""
         step = super().losses(name, losses, now)
         ended = (
             msgspec.msgpack.decode(step.writes[0].value, type=EndedWithLosses)
@@ -203,8 +207,10 @@ class Moving:
         )
         if ended is None or ended.why != "late" or self._open_leaf(now) > self.plan.releases:
             return step
-        moved = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")
-        return step._replace(writes=(step.writes[0]._replace(value=wire.encoded(moved)),))
+        moved_to_open_leaf = msgspec.structs.replace(ended, leaf=self._open_leaf(now), why="")
+        return step._replace(
+            writes=(step.writes[0]._replace(value=wire.encoded(moved_to_open_leaf)),)
+        )
 
 
 def with_fault(kinds, party, fault):

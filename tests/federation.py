@@ -86,6 +86,7 @@ def _drawn(draw):
     """Cache a method that draws sealed noise: the noise is a function of the key."""
 
     def drawn(self, silo, node, *sizes):
+        """Return the cached draw of this key while schedules run."""
         if not _QUICK:
             return draw(self, silo, node, *sizes)
         key = self.key(b"schedule", silo, node), draw.__name__, *sizes
@@ -291,11 +292,11 @@ class Federation:
         for _ in range(6):
             mail = [m for process in self.processes.values() for m in process.tick()]
             while mail:
-                to, data = mail.pop(0)
-                if to not in self.processes:
+                receiver, data = mail.pop(0)
+                if receiver not in self.processes:
                     continue
                 with suppress(Refused):
-                    mail += self.processes[to].handle(data)[1]
+                    mail += self.processes[receiver].handle(data)[1]
 
 
 def rewarded(process, name, reward):
@@ -344,6 +345,7 @@ class Remembering(MemoryStore):
         self.everything = list(writes)
 
     def write(self, write):
+        """Write, and remember the write if it is new."""
         is_new = super().write(write)
         self.everything += [write] * is_new
         return is_new
@@ -649,19 +651,19 @@ class World:
 
     def deliver(self, index):
         """Deliver a message of the network, unless it is lost; it may be repeated or stolen."""
-        to, data = self.network.pop(index)
+        receiver, data = self.network.pop(index)
         fate = self.random.random()
         if fate < 0.1:
             return
         if fate < 0.25:
-            self.network.append((to, data))
+            self.network.append((receiver, data))
         if fate < 0.3:
-            self.stolen.append((to, data))
+            self.stolen.append((receiver, data))
         if self.version_chance and self.random.random() < self.version_chance:
-            self.refuses_another_version(to, data)
-        self.take(to, data)
+            self.refuses_another_version(receiver, data)
+        self.take(receiver, data)
 
-    def refuses_another_version(self, to, data):
+    def refuses_another_version(self, receiver, data):
         """Check that a party refuses a message signed in another version of the format."""
         self.versions += 1
         envelope = self.plan.wire.read(data)
@@ -671,11 +673,11 @@ class World:
         signature = Identity(secret(envelope.sender)).sign(foreign.signed_part())
         foreign = msgspec.structs.replace(foreign, signature=signature)
         try:
-            self.parties[to].handle(foreign.as_bytes(), self.clock(to))
+            self.parties[receiver].handle(foreign.as_bytes(), self.clock(receiver))
         except Refused as refusal:
             if "must be of version" in str(refusal):
                 return
-        raise Violation(f"{to} took in a {envelope.kind} of another version")
+        raise Violation(f"{receiver} took in a {envelope.kind} of another version")
 
     def act(self, name):
         """Let a silo's application request a decision, or report a reward for an open decision."""
@@ -760,8 +762,8 @@ class World:
                     if not step.writes:
                         break
             mail, self.network = self.network, []
-            for to, data in mail:
-                self.take(to, data)
+            for receiver, data in mail:
+                self.take(receiver, data)
 
     def run_with_the_hub_put_back(self, stretches=6, moments=40, rounds=10):
         """Alternate faults and calm stretches; after each stretch restore the hub from a backup."""
@@ -779,12 +781,14 @@ class World:
         calendar = self.plan.document.calendar
         # A corrected clock may need BELIEVED seconds until its party trusts it.
         grace = 2 * max(GRACE, calendar.grace)
-        end = max(calendar.closes[-1] + BELIEVED, self.now + PERIOD) + grace + BELIEVED
+        end_of_grace = max(calendar.closes[-1] + BELIEVED, self.now + PERIOD) + grace + BELIEVED
         for _ in range(200):
             # Small steps while leaves close, then larger ones to the end of the grace period.
             calendar_closed = self.now >= calendar.closes[-1] + PERIOD
             self.now = min(
-                self.now + (min(max(20, (end - self.now) / 4), 60) if calendar_closed else 20), end
+                self.now
+                + (min(max(20, (end_of_grace - self.now) / 4), 60) if calendar_closed else 20),
+                end_of_grace,
             )
             for name in self.parties:
                 if getattr(self.parties[name], "lost", None):
@@ -797,16 +801,16 @@ class World:
                     if not step.writes:
                         break
             mail, self.network = self.network, []
-            for to, data in mail:
-                self.take(to, data)
+            for receiver, data in mail:
+                self.take(receiver, data)
             if (
                 all(self.parties[n].released == self.plan.exchanges for n in self.plan.silos)
                 and len(self.parties["hub"].broadcasts) == self.plan.exchanges
             ):
-                if self.now == end:
+                if self.now == end_of_grace:
                     break
                 # All releases are done: jump to the end and check what happens there.
-                self.now = end
+                self.now = end_of_grace
         else:
             raise Violation("the federation did not come to its end")
         return self.check_end()
@@ -851,7 +855,9 @@ class ClockedWorld(World):
         for view in range(1, plan.exchanges + 1):
             body = plan.wire.body(plan.wire.read(hub.broadcasts[view]), Broadcast)
             planned = plan.clocks.reports[view].tolist()
-            if any(k > most for k, most in zip(body.numbers, planned, strict=True)):
+            if any(
+                k > planned_number for k, planned_number in zip(body.numbers, planned, strict=True)
+            ):
                 raise Violation(f"view {view} has a report of a later moment")
             changed = [i for i, k in enumerate(body.numbers) if k > before[i]]
             if [entry.silo for entry in body.entries] != changed or any(

@@ -42,17 +42,18 @@ TEXTS = (
 
 
 class Hang(BaseException):
-    """A case that took too long; no code of ours may catch it."""
+    """Raised in a case that takes too long; no code of the project may catch it."""
 
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise Hang in a body that runs longer; where there are no alarms it just runs."""
+    """Raise Hang in a body that runs longer than this; without alarms on a system, let it run."""
     if not hasattr(signal, "SIGALRM"):
         yield
         return
 
     def late(*_: object) -> None:
+        """Raise Hang."""
         raise Hang(f"still running after {seconds} s")
 
     before = signal.signal(signal.SIGALRM, late)
@@ -118,8 +119,18 @@ def figures() -> tuple[dict[str, Any], ...]:
 @cache
 def keys_of_curves() -> tuple[str, ...]:
     """Return every key that a curve may have."""
-    own = {key for name in ALGORITHMS.builtin for key in ALGORITHMS[name].config.__struct_fields__}
-    return (*sorted(own), "label", "algorithm", "silos", "dimension", "actions", "experts")
+    algorithm_keys = {
+        key for name in ALGORITHMS.builtin for key in ALGORITHMS[name].config.__struct_fields__
+    }
+    return (
+        *sorted(algorithm_keys),
+        "label",
+        "algorithm",
+        "silos",
+        "dimension",
+        "actions",
+        "experts",
+    )
 
 
 def valid_spec(rng: Random) -> dict[str, Any]:
@@ -135,15 +146,15 @@ def valid_spec(rng: Random) -> dict[str, Any]:
     experts = rng.random() < 0.35
     if experts:
         name, keys = rng.choice(list(EXPERTS)), {"epsilon": 1.0, "delta": 1e-5, "phase_length": 4}
-        known = ALGORITHMS[name].config.__struct_fields__
-        keys = {k: v for k, v in keys.items() if k in known}
+        allowed_keys = ALGORITHMS[name].config.__struct_fields__
+        keys = {k: v for k, v in keys.items() if k in allowed_keys}
     else:
         name, keys = rng.choice(BANDITS)
-    one = name.startswith("linucb")
+    single_agent = name.startswith("linucb")
     return {
         "name": "fuzzed",
         "horizon": rng.randint(1, 40),
-        "silos": 1 if one else rng.randint(1, 4),
+        "silos": 1 if single_agent else rng.randint(1, 4),
         "replicates": rng.randint(1, 2),
         "checkpoints": 3,
         "environment": deepcopy(rng.choice(LOSSES if experts else WORLDS)),
@@ -207,17 +218,17 @@ WORDS = {
 }
 
 
-def fitting_value(rng: Random, wanted: Any) -> Any:
+def fitting_value(rng: Random, key_type: Any) -> Any:
     """Return a value of a key's annotated type, usually a reasonable one."""
-    if get_origin(wanted) is Literal:
-        return rng.choice(get_args(wanted))
-    if get_args(wanted):
-        return fitting_value(rng, rng.choice(get_args(wanted)))
-    if wanted is bool:
+    if get_origin(key_type) is Literal:
+        return rng.choice(get_args(key_type))
+    if get_args(key_type):
+        return fitting_value(rng, rng.choice(get_args(key_type)))
+    if key_type is bool:
         return rng.random() < 0.5
-    if wanted is int:
+    if key_type is int:
         return rng.choice((0, 1, 2, 3, 5, 8, 50, 10**6, 2**40))
-    if wanted is float:
+    if key_type is float:
         return rng.choice(
             (1e-9, 1e-5, 0.01, 0.1, 0.5, 0.9, 1.0, 2.0, 10.0, 1e3, 1e9, 1e-300, 1e300)
         )
@@ -237,12 +248,12 @@ def extreme_spec(rng: Random) -> dict[str, Any]:
     curve = rng.choice(spec["curve"])
     spec["curve"] = [curve]
     keys = ALGORITHMS[curve["algorithm"]].config
-    for key, wanted in get_type_hints(keys).items():
+    for key, key_type in get_type_hints(keys).items():
         if key not in keys.__struct_fields__ or rng.random() < 0.75:
             continue
         if key in WORDS and rng.random() < 0.7:
             curve[key] = rng.choice(WORDS[key])
-        elif float in (wanted, *get_args(wanted)):
+        elif float in (key_type, *get_args(key_type)):
             curve[key] = rng.choice(EXTREMES)
     for key in ("epsilon", "delta"):
         if key in curve and rng.random() < 0.6:
@@ -293,11 +304,11 @@ def change_spec(rng: Random, spec: dict[str, Any]) -> None:
         holder[f"{key}{rng.choice(('s', '', '_', 'é', '.'))}"] = holder.pop(key)
     elif kind == 6 and isinstance(spec.get("environment"), dict):
         known = list(ENVIRONMENTS.builtin)
-        extra = KEYS_OF_WORLDS
+        keys_of_worlds = KEYS_OF_WORLDS
         if rng.random() < 0.3:
             spec["environment"]["kind"] = rng.choice(known)
         else:
-            spec["environment"][rng.choice(extra)] = odd_value(rng)
+            spec["environment"][rng.choice(keys_of_worlds)] = odd_value(rng)
     elif kind == 7:
         old = holder[key]
         holder[key] = rng.choice(([old, old], [old], {"a": old}, str(old), [odd_value(rng), old]))
@@ -341,24 +352,24 @@ def damaged_text(rng: Random, text: bytes) -> bytes:
     data = bytearray(text)
     for _ in range(rng.randint(1, 3)):
         kind = rng.randrange(9)
-        at = rng.randint(0, len(data))
+        start = rng.randint(0, len(data))
         if kind == 0:
-            del data[at:]
+            del data[start:]
         elif kind == 1:
-            del data[at : at + rng.randint(1, 20)]
+            del data[start : start + rng.randint(1, 20)]
         elif kind == 2:
-            data[at:at] = rng.choice(JUNK)
+            data[start:start] = rng.choice(JUNK)
         elif kind == 3 and data:
-            data[at % len(data)] = rng.randrange(256)
+            data[start % len(data)] = rng.randrange(256)
         elif kind == 4:
-            data[at:at] = bytes(data[at : at + rng.randint(1, 60)])
+            data[start:start] = bytes(data[start : start + rng.randint(1, 60)])
         elif kind == 5:
             data[:] = data.replace(b"\n", rng.choice((b"\r\n", b"\r", b"\n\n", b"\x00\n")))
         elif kind == 6:
             data[:0] = rng.choice((b"\xef\xbb\xbf", b"\xff\xfe", b"\x1f\x8b", b"PK\x03\x04"))
         elif kind == 7:
-            end = rng.randint(at, min(len(data), at + 8))
-            data[at:end] = rng.choice(JUNK)
+            end = rng.randint(start, min(len(data), start + 8))
+            data[start:end] = rng.choice(JUNK)
         else:
             text = bytes(data).decode("utf-8", "replace")
             data[:] = text.encode(rng.choice(("utf-16", "latin-1", "utf-8")), "replace")
@@ -424,10 +435,20 @@ def valid_letor(rng: Random) -> bytes:
 def letor_number(rng: Random) -> str:
     """Return a decimal as LETOR files have them."""
     kind = rng.randrange(6)
-    whole = str(rng.randint(0, 10 ** rng.randint(0, 9)))
-    part = str(rng.randint(0, 10 ** rng.randint(0, 12)))
+    integer_part = str(rng.randint(0, 10 ** rng.randint(0, 9)))
+    fraction = str(rng.randint(0, 10 ** rng.randint(0, 12)))
     sign = rng.choice(("", "", "", "-", "+"))
-    return sign + (whole, f"{whole}.{part}", f".{part}", f"{whole}.", f"0.{part}", "1e-3")[kind]
+    return (
+        sign
+        + (
+            integer_part,
+            f"{integer_part}.{fraction}",
+            f".{fraction}",
+            f"{integer_part}.",
+            f"0.{fraction}",
+            "1e-3",
+        )[kind]
+    )
 
 
 ODD_TOKENS = (
@@ -446,38 +467,40 @@ def damaged_letor(rng: Random) -> bytes:
         return damaged_text(rng, text)
     lines = text.split(b"\n")
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
-        at = rng.randrange(len(lines))
-        words = lines[at].split(b" ")
+        row = rng.randrange(len(lines))
+        words = lines[row].split(b" ")
         kind = rng.randrange(12)
-        spot = rng.randrange(len(words))
-        odd = rng.choice(ODD_TOKENS).encode()
+        word = rng.randrange(len(words))
+        odd_token = rng.choice(ODD_TOKENS).encode()
         if kind == 0:
-            words[0] = odd
+            words[0] = odd_token
         elif kind == 1 and len(words) > 1:
-            words[1] = b"qid:" + odd
+            words[1] = b"qid:" + odd_token
         elif kind == 2 and len(words) > 1:
             words[1] = rng.choice((b"", b"qid", b"QID:1", b"qid: 1", b"qid:1:2", b"q:1", b"1"))
         elif kind == 3:
-            words[spot] = words[spot].split(b":")[0] + b":" + odd
+            words[word] = words[word].split(b":")[0] + b":" + odd_token
         elif kind == 4:
-            words[spot] = odd + b":" + words[spot].split(b":")[-1]
+            words[word] = odd_token + b":" + words[word].split(b":")[-1]
         elif kind == 5:
-            words.insert(spot, words[-1])
+            words.insert(word, words[-1])
         elif kind == 6:
-            rest = words[2:]
-            rng.shuffle(rest)
-            words[2:] = rest
+            features = words[2:]
+            rng.shuffle(features)
+            words[2:] = features
         elif kind == 7:
-            del words[spot]
+            del words[word]
         elif kind == 8:
-            words.insert(spot, rng.choice((b"#", b"# x", b"\t", b"", b"\r", b"\x0b", b"1:2", odd)))
+            words.insert(
+                word, rng.choice((b"#", b"# x", b"\t", b"", b"\r", b"\x0b", b"1:2", odd_token))
+            )
         elif kind == 9:
             words = [b" ".join(words), rng.choice((b"", b"# a", b"\r\n", b"\n\n"))]
         elif kind == 10:
             words = [rng.choice((b"", b"#", b"   ", b"# only a comment", b"\r", b"\xef\xbb\xbf"))]
         else:
-            words = words[: spot + 1]
-        lines[at] = b" ".join(words)
+            words = words[: word + 1]
+        lines[row] = b" ".join(words)
     return b"\n".join(lines)
 
 
@@ -548,10 +571,10 @@ def damaged_csv(rng: Random) -> bytes:
         rng.choice((row.pop, lambda: row.append("extra"), row.clear, lambda: row.insert(0, "")))()
     if rng.random() < 0.1:
         names[rng.randrange(len(names))] = rng.choice(("", "label", "n0", " silo ", "é", "x" * 500))
-    comma = rng.choice((",",) * 12 + (";", "\t", ", "))
-    end = rng.choice(("\n", "\n", "\r\n", "\r\n", "\r", "\n\n", "\n\n", ",,\n"))
-    text = end.join(comma.join(csv_cell(rng, c) for c in row) for row in (names, *rows))
-    data = (text + rng.choice(("", end))).encode(
+    separator = rng.choice((",",) * 12 + (";", "\t", ", "))
+    line_end = rng.choice(("\n", "\n", "\r\n", "\r\n", "\r", "\n\n", "\n\n", ",,\n"))
+    text = line_end.join(separator.join(csv_cell(rng, c) for c in row) for row in (names, *rows))
+    data = (text + rng.choice(("", line_end))).encode(
         rng.choice(("utf-8",) * 9 + ("utf-8-sig",) * 2 + ("utf-16",))
     )
     return damaged_text(rng, data) if rng.random() < 0.15 else data

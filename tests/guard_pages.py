@@ -34,9 +34,9 @@ def at_the_end(array: np.ndarray) -> np.ndarray:
         raise OSError(ctypes.get_errno(), "mprotect failed")
     living.add(weakref.ref(memory, living.discard))
     offset = open_bytes - array.nbytes
-    place = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
-    place[...] = array
-    return place
+    guarded_copy = np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
+    guarded_copy[...] = array
+    return guarded_copy
 
 
 def guarded(make):
@@ -44,13 +44,14 @@ def guarded(make):
 
     @functools.wraps(make)
     def making(*args, **keys):
+        """Return the new array at the end of a page, or the unchanged result."""
         built = make(*args, **keys)
-        own = type(built) is np.ndarray and built.flags.owndata and built.flags.forc
-        if not own or built.dtype.kind not in "biuf" or not built.nbytes:
+        is_new_array = type(built) is np.ndarray and built.flags.owndata and built.flags.forc
+        if not is_new_array or built.dtype.kind not in "biuf" or not built.nbytes:
             return built
-        # What was handed through is somebody else's.
-        given = any(built is argument for argument in args)
-        return built if given or len(living) >= MOST else at_the_end(built)
+        # An argument that is returned unchanged belongs to the caller.
+        is_argument = any(built is argument for argument in args)
+        return built if is_argument or len(living) >= MOST else at_the_end(built)
 
     return making
 

@@ -32,24 +32,26 @@ def oracle(data: bytes, name: str) -> Rows | None:
             qids.append(whole(words[1][4:], 2**63))
             row: dict[int, np.float32] = {}
             for word in words[2:]:
-                left, right = word.split(":")
-                if not left.isdigit() or not 1 <= int(left) <= 65_536 or int(left) in row:
+                feature, number_text = word.split(":")
+                if not feature.isdigit() or not 1 <= int(feature) <= 65_536 or int(feature) in row:
                     return None
-                row[int(left)] = value(right)
+                row[int(feature)] = value(number_text)
             rows.append(row)
     except (ValueError, IndexError, ArithmeticError):
         return None
-    judged = [at for at, label in enumerate(relevance) if label >= 0]
-    relevance, qids, rows = ([each[at] for at in judged] for each in (relevance, qids, rows))
+    judged = [index for index, label in enumerate(relevance) if label >= 0]
+    relevance, qids, rows = (
+        [column[index] for index in judged] for column in (relevance, qids, rows)
+    )
     if not rows:
         return None
     runs = [qid for qid, before in zip(qids, [None, *qids], strict=False) if qid != before]
     if len(set(runs)) < len(runs):  # the rows of a query are not together
         return None
     features = np.zeros((len(rows), max([1, *(j for row in rows for j in row)])), np.float32)
-    for at, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for j, number in row.items():
-            features[at, j - 1] = number
+            features[index, j - 1] = number
     return relevance, qids, features
 
 

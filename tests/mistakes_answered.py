@@ -17,9 +17,10 @@ Make = Callable[[Path], Any]
 
 
 def results(change: tuple[str, str], *arguments: object) -> Make:
-    """Run the spec with a part of it replaced, and show its results."""
+    """Return a function that runs the spec with a part replaced, and shows the results."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC.replace(*change))
@@ -30,12 +31,12 @@ def results(change: tuple[str, str], *arguments: object) -> Make:
 
 
 def cache_that_is_read_only(folder: Path) -> None:
-    """Judge a spec over a LETOR file where the cache cannot be written."""
+    """Run a spec over a LETOR file where the cache cannot be written, and show the warnings."""
     lines = [f"{q % 3} qid:{q // 3} 1:{q % 7} 2:{q % 5}" for q in range(24)]
     (folder / "rows.txt").write_text("\n".join(lines) + "\n")
-    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+    old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
     world = '[environment]\nkind = "letor"\npath = "rows.txt"\nfeatures = "all"\n\n'
-    (folder / "s.toml").write_text(SPEC.replace(own, world))
+    (folder / "s.toml").write_text(SPEC.replace(old_environment, world))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTFED_CACHE", "/proc/none")
         with warnings.catch_warnings(record=True) as caught:
@@ -43,29 +44,31 @@ def cache_that_is_read_only(folder: Path) -> None:
             import fastfed
 
             fastfed.run(folder / "s.toml", folder / "kept")
-    raise_as_said([str(one.message) for one in caught])
+    raise_as_printed([str(warning.message) for warning in caught])
 
 
-def raise_as_said(lines: list[str]) -> None:
-    """Take lines for what was printed."""
-    from mistakes import Said
+def raise_as_printed(lines: list[str]) -> None:
+    """Raise the numbered lines, as if a command had printed them."""
+    from mistakes import Printed
 
-    raise Said("\n".join(f"{i}: {line}" for i, line in enumerate(lines, 1)), 0, "")
+    raise Printed("\n".join(f"{i}: {line}" for i, line in enumerate(lines, 1)), 0, "")
 
 
 def simulated(make: Callable[[], Any]) -> Make:
-    """Simulate, and say the epsilon that is claimed, or the number of silos."""
+    """Return a function that simulates, and shows the text that ``make`` returns."""
 
     def run(folder: Path) -> None:
-        raise_as_said([make()])
+        """Simulate, and raise the text as printed output."""
+        raise_as_printed([make()])
 
     return run
 
 
 def epsilon_of(number: Any) -> Callable[[], str]:
-    """Return a function that simulates with this epsilon and returns what is claimed."""
+    """Return a function that simulates with this epsilon and returns the claimed epsilon."""
 
     def simulate() -> str:
+        """Return the claimed epsilon of a simulation, as text."""
         import fastfed
 
         keys = {"algorithm": "private-fedlinucb", "epsilon": number, "delta": np.float32(1e-5)}
@@ -80,6 +83,7 @@ def frame_of(library: str) -> Callable[[], str]:
     """Return a function that simulates on a table of this library."""
 
     def simulate() -> str:
+        """Return the number of silos of a simulation, as text."""
         import importlib
 
         import fastfed
@@ -93,33 +97,35 @@ def frame_of(library: str) -> Callable[[], str]:
 
 
 def missing_package(folder: Path) -> None:
-    """Ask the doctor where a package is missing."""
+    """Show the problems that `fastfed doctor` finds if a package is missing."""
     from fastfed.cli import doctor
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(doctor, "REQUIRED", ("numpy", "numpypy"))
-        raise_as_said(doctor.examine(None)["problems"])
+        raise_as_printed(doctor.examine(None)["problems"])
 
 
 def noted(old: str, new: str) -> Make:
-    """Run the spec with a part of it replaced, and show its notes."""
+    """Return a function that runs the spec with a part replaced, and shows its notes."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
         from fastfed.reporting.sharing import notes_on_curves
 
         assert old in SPEC
         (folder / "s.toml").write_text(SPEC.replace(old, new))
         notes = notes_on_curves(fastfed.run(folder / "s.toml", folder / "kept"))
-        raise_as_said([*notes, "end of notes"])
+        raise_as_printed([*notes, "end of notes"])
 
     return make
 
 
 def table_notes(header: str, row: Callable[[int], str]) -> Make:
-    """Simulate over a table of 60 records, and show the warnings."""
+    """Return a function that simulates over a table of 60 records, and shows the warnings."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         lines = [header, *(f"{row(i)},{'ill' if i % 3 else 'well'}" for i in range(60))]
@@ -128,21 +134,22 @@ def table_notes(header: str, row: Callable[[int], str]) -> Make:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fastfed.simulate(environment, "local-linucb", silos=2, horizon=4)
-        raise_as_said([str(one.message) for one in caught] or ["no warning"])
+        raise_as_printed([str(warning.message) for warning in caught] or ["no warning"])
 
     return make
 
 
 def log_notes(propensity: str) -> Make:
-    """Read a log of three actions with this propensity, and show its doubts."""
+    """Return a function that reads a log with this propensity, and shows its doubts."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         lines = [f"{'abc'[i % 3]},{i % 2},{propensity}" for i in range(60)]
         (folder / "log.csv").write_text("\n".join(["action,reward,propensity", *lines]) + "\n")
         rounds = fastfed.environments.Log(data=str(folder / "log.csv")).rounds(1)
-        raise_as_said(list(rounds.doubts) or ["no doubt"])
+        raise_as_printed(list(rounds.doubts) or ["no doubt"])
 
     return make
 

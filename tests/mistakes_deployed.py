@@ -44,7 +44,7 @@ high = 1.0
 
 
 def spec(folder: Path) -> str:
-    """Return a spec with the keys of four parties, whose folders are made."""
+    """Create the folders of four parties, and return a spec with the keys of these parties."""
     from fastfed.deployment.folder import make_keys
 
     text = HEAD
@@ -56,21 +56,23 @@ def spec(folder: Path) -> str:
 
 
 def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> Make:
-    """Compile a spec with a part of it replaced."""
+    """Return a function that compiles a spec with a part replaced."""
 
     def make(folder: Path) -> None:
-        whole = spec(folder) if text is None else text
-        assert old in whole, old
-        (folder / "s.toml").write_text(whole.replace(old, fresh, 1))
+        """Make the mistake in this empty folder."""
+        spec_text = spec(folder) if text is None else text
+        assert old in spec_text, old
+        (folder / "s.toml").write_text(spec_text.replace(old, fresh, 1))
         command("deploy", "new", folder / "s.toml", folder / "plan")
 
     return make
 
 
 def planned(use: Callable[[Path], object]) -> Make:
-    """Do something with a plan file agreed.plan and the folders of its parties."""
+    """Return a function that calls ``use`` beside agreed.plan and the folders of its parties."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.plans import compile_plan
 
         compile_plan(spec(folder)).save(folder / "agreed.plan")
@@ -80,9 +82,10 @@ def planned(use: Callable[[Path], object]) -> Make:
 
 
 def call(*arguments: object, files: dict[str, bytes] | None = None) -> Make:
-    """Call a command beside these files."""
+    """Return a function that calls a command beside these files."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         for name, content in (files or {}).items():
             (folder / name).write_bytes(content)
         command(*arguments)
@@ -106,9 +109,10 @@ def joined(*arguments: object) -> Make:
 
 
 def agent(**settings: Any) -> Make:
-    """Make an agent in the folder "shop"."""
+    """Return a function that makes an agent in the folder "shop"."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment import PrivateLinUCB
 
         budget = {"epsilon": 1.0, "delta": 1e-6, "releases": 3, "batch_size": 9}
@@ -118,9 +122,10 @@ def agent(**settings: Any) -> Make:
 
 
 def source(text: str) -> Make:
-    """Read the source of a table with a further line."""
+    """Return a function that reads the source of a table with a further line."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.data import load_source
 
         (folder / "north.toml").write_text(f'file = "north.csv"\n{text}\n')
@@ -130,9 +135,10 @@ def source(text: str) -> Make:
 
 
 def declared(**changes: Any) -> Make:
-    """Read the columns, actions and reward of a spec."""
+    """Return a function that reads the columns, actions and reward of a spec."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.deployment.declared import schema_of
 
         tables = {

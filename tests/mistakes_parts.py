@@ -16,9 +16,10 @@ Make = Callable[[Path], Any]
 
 
 def agent(use: Callable[[Any], object], **keys: Any) -> Make:
-    """Use an agent of three features."""
+    """Return a function that calls ``use`` with an agent of three features."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import LinUCB
 
         use(LinUCB(**{"dimension": 3, **keys}))
@@ -27,9 +28,10 @@ def agent(use: Callable[[Any], object], **keys: Any) -> Make:
 
 
 def loaded(content: bytes | None, **arrays: Any) -> Make:
-    """Load an agent of a file that is none."""
+    """Return a function that loads an agent from a file with other content."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import LinUCB
 
         path = folder / "agent.npz"
@@ -60,9 +62,10 @@ def sparse(rows: Any) -> Any:
 
 
 def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call a kernel."""
+    """Return a function that calls a kernel."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import kernels
 
         getattr(kernels, name)(*arguments, **keys)
@@ -71,15 +74,16 @@ def kernel(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """Return the array, which may not be written any more."""
+    """Make the array read-only, and return it."""
     array.flags.writeable = False
     return array
 
 
 def estimate(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call an estimator."""
+    """Return a function that calls an estimator."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed import off_policy
 
         getattr(off_policy, name)(*arguments, **keys)
@@ -88,12 +92,13 @@ def estimate(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def silo(use: Callable[[Any], object], **keys: Any) -> Make:
-    """Use a silo of a small plan."""
+    """Return a function that calls ``use`` with a silo of a small plan."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
-        given = {
+        arguments = {
             "silos": 2,
             "horizon": 20,
             "dimension": 3,
@@ -101,18 +106,18 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
             "epsilon": 1.0,
             "delta": 1e-5,
         }
-        system = fastfed.make_system("private-fedlinucb", **{**given, **keys})
+        system = fastfed.make_system("private-fedlinucb", **{**arguments, **keys})
         use(fastfed.parties.Silo(system.plan, 0))
 
     return make
 
 
-def twice(one: Any) -> None:
+def twice(selector: Any) -> None:
     """Select twice without a reward in between."""
     for _ in range(5):
-        one.select(np.eye(3))
-        one.observe(1.0)
-    one.select(np.eye(3))
+        selector.select(np.eye(3))
+        selector.observe(1.0)
+    selector.select(np.eye(3))
 
 
 NAN = [[1.0, 0.0, np.nan]]

@@ -20,9 +20,10 @@ PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-5, "bat
 
 
 def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
-    """Simulate; what is not said is right."""
+    """Return a function that simulates; keys that are not given have valid values."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         if not arguments and "curves" not in keys:
@@ -35,14 +36,15 @@ def simulate(world: Any = None, *arguments: Any, **keys: Any) -> Make:
 
 
 def private(**changes: Any) -> Make:
-    """Simulate the private system with keys changed."""
+    """Return a function that simulates the private system with keys changed."""
     return simulate(**{**PRIVATE, **changes})
 
 
 def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
-    """Call a function of fastfed."""
+    """Return a function that calls this function of fastfed."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed as package
 
         getattr(package, name)(*arguments, **keys)
@@ -51,9 +53,10 @@ def fastfed(name: str, *arguments: Any, **keys: Any) -> Make:
 
 
 def results(use: Callable[[Any], object]) -> Make:
-    """Use results in a wrong way."""
+    """Return a function that calls ``use`` with results, in a wrong way."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         curves = [{"label": "alone", "algorithm": "local-linucb"}, {"label": "LDP", **PRIVATE}]
@@ -63,9 +66,10 @@ def results(use: Callable[[Any], object]) -> Make:
 
 
 def written(use: Callable[[Any, Path], object]) -> Make:
-    """Use a spec file in a wrong way."""
+    """Return a function that calls ``use`` with a spec file, in a wrong way."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC)
@@ -78,6 +82,7 @@ def world_class(name: str) -> Make:
     """Return the mistake of giving an environment class in place of an environment."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         fastfed.simulate(getattr(fastfed.environments, name), "local-linucb", silos=2, horizon=20)
@@ -89,6 +94,7 @@ def made_world(name: str, **keys: Any) -> Make:
     """Return the mistake of making an environment with these keys."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         getattr(fastfed.environments, name)(**keys)
@@ -100,9 +106,11 @@ class First:
     """A policy."""
 
     def select(self, actions: Any) -> Any:
+        """Return action 0."""
         return 0
 
     def observe(self, reward: float) -> None:
+        """Ignore the reward."""
         pass
 
 
@@ -110,6 +118,7 @@ class Beyond(First):
     """A policy that chooses an action that is not there."""
 
     def select(self, actions: Any) -> Any:
+        """Return the index after the last action."""
         return len(actions)
 
 
@@ -117,6 +126,7 @@ class Half(First):
     """A policy that chooses a row of features."""
 
     def select(self, actions: Any) -> Any:
+        """Return the features of action 0 instead of its index."""
         return actions[0]
 
 
@@ -147,8 +157,8 @@ def policy(given: Any, **keys: Any) -> Make:
 
 
 def sized(**keys: Any) -> Make:
-    """Ask for advice; what is not said is right."""
-    given = {
+    """Return a function that requests a plan; keys that are not given have valid values."""
+    valid_keys = {
         "silos": 4,
         "horizon": 100,
         "dimension": 3,
@@ -156,11 +166,11 @@ def sized(**keys: Any) -> Make:
         "delta": 1e-5,
         "seconds": 0.1,
     }
-    return fastfed("plan", **{**given, **keys})
+    return fastfed("plan", **{**valid_keys, **keys})
 
 
 def claiming(certificate: dict[str, Any], epsilon: float) -> dict[str, Any]:
-    """Return a certificate with another exact epsilon and the same mu."""
+    """Return a certificate with a different exact epsilon and the same mu."""
     return {**certificate, "exact": {**certificate["exact"], "epsilon": epsilon}}
 
 

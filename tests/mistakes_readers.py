@@ -48,14 +48,15 @@ algorithm = "local-linucb"
 
 
 def clocked(table: str) -> Make:
-    """Run the spec with this key in the private curve."""
+    """Return a function that runs the spec with this clock in the private curve."""
     return spec("delta = 1e-5\nbatch_size = 10", f"delta = 1e-5\nbatch_size = 10\n{table}")
 
 
 def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
-    """Run a spec over a log of three actions, and then another command."""
+    """Return a function that runs a spec over a log of three actions, then the command ``then``."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         rows = [f"{'abc'[i % 3]},{int(i % 5 == 0)},{propensity}" for i in range(90)]
         (folder / "log.csv").write_text("\n".join(["action,reward,propensity", *rows]) + "\n")
         (folder / "s.toml").write_text(LOG.format(more=more))
@@ -74,9 +75,10 @@ def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
 
 
 def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
-    """Rehearse a spec of a deployment."""
+    """Return a function that rehearses a spec of a deployment."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         (folder / "s.toml").write_text(text)
         named = [part for table in tables for part in ("--table", table)]
         command("deploy", "rehearse", folder / "s.toml", *named)
@@ -85,20 +87,21 @@ def rehearse(*tables: str, text: str = REHEARSAL) -> Make:
 
 
 def with_results(use: Callable[[Any, Path], object]) -> Make:
-    """Run the spec in Python, with a curve of silos that are alone, and use the results."""
+    """Return a function that runs the spec and a curve of silos alone, and uses the results."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
-        alone = '\n[[curve]]\nlabel = "alone"\nalgorithm = "local-linucb"\n'
-        (folder / "s.toml").write_text(SPEC + alone)
+        further_curve = '\n[[curve]]\nlabel = "alone"\nalgorithm = "local-linucb"\n'
+        (folder / "s.toml").write_text(SPEC + further_curve)
         use(fastfed.run(folder / "s.toml", folder / "kept"), folder)
 
     return make
 
 
 def merge_a_gap(folder: Path) -> None:
-    """Merge the part of a later job, where the first is missing."""
+    """Merge the part of a later job, while the part of the first job is missing."""
     import fastfed
 
     (folder / "s.toml").write_text(SPEC)
@@ -107,7 +110,7 @@ def merge_a_gap(folder: Path) -> None:
 
 
 def overwritten(folder: Path) -> None:
-    """Write a plan over a spec that exists, which must stay."""
+    """Write a plan to the path of an existing spec, which must not be overwritten."""
     (folder / "s.toml").write_text(SPEC)
     sizes = ("--silos", 4, "--horizon", 60, "--dimension", 3, "--epsilon", 1, "--delta", "1e-5")
     try:
@@ -117,9 +120,10 @@ def overwritten(folder: Path) -> None:
 
 
 def certificate(data: Any) -> Make:
-    """Read a certificate."""
+    """Return a function that reads a certificate."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         from fastfed.privacy import Certificate
 
         Certificate.from_builtins(data)
@@ -143,14 +147,14 @@ def audit_of_equal_data(folder: Path) -> None:
 
 
 def merge_of_one_text(folder: Path) -> None:
-    """Merge a folder that is not in a list."""
+    """Merge a folder that is given as a text instead of a list."""
     import fastfed
 
     fastfed.merge("part0", folder / "merged")
 
 
 def range_as_text(folder: Path) -> None:
-    """Run with the range of the command line in Python."""
+    """Run in Python with a range that is written as at the command line."""
     import fastfed
 
     (folder / "s.toml").write_text(SPEC)

@@ -36,9 +36,10 @@ Make = Callable[[Path], None]
 
 
 def spec(old: str = "", new: str = "", *arguments: object, text: str | None = None) -> Make:
-    """Run the spec with a part of it replaced."""
+    """Return a function that runs the spec with a part replaced."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         assert text is not None or old in SPEC, old
         (folder / "s.toml").write_text(SPEC.replace(old, new, 1) if text is None else text)
         command("run", folder / "s.toml", "-o", folder / "out", *arguments)
@@ -47,25 +48,26 @@ def spec(old: str = "", new: str = "", *arguments: object, text: str | None = No
 
 
 def private(keys: str) -> Make:
-    """Run the spec with other keys of the private curve."""
+    """Return a function that runs the spec with other keys of the private curve."""
     return spec("epsilon = 1.0\ndelta = 1e-5\nbatch_size = 10\n", keys)
 
 
 def curve(keys: str) -> Make:
-    """Run the spec with a curve of these keys alone."""
+    """Return a function that runs the spec with only one curve, which has these keys."""
     return spec(SPEC[SPEC.index("[[curve]]") :], "[[curve]]\n" + keys)
 
 
 def run_in_environment(
     keys: str, curves: str = "", then: Callable[[Path], object] | None = None
 ) -> Make:
-    """Run the spec with another environment."""
-    own = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
+    """Return a function that runs the spec with a different environment."""
+    old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         if then is not None:
             then(folder)
-        changed = SPEC.replace(own, "[environment]\n" + keys + "\n\n")
+        changed = SPEC.replace(old_environment, "[environment]\n" + keys + "\n\n")
         if curves:
             changed = changed[: changed.index("[[curve]]")] + "[[curve]]\n" + curves
         spec(text=changed)(folder)
@@ -74,14 +76,15 @@ def run_in_environment(
 
 
 def call(*arguments: object) -> Make:
-    """Call a command in the folder."""
+    """Return a function that calls a command in the folder."""
     return lambda folder: command(*arguments)
 
 
 def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> Make:
-    """Call a command where a run stands in the folder kept/, perhaps damaged."""
+    """Return a function that stores a run in kept/, may damage it, and calls a command."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         (folder / "s.toml").write_text(SPEC)
@@ -94,9 +97,10 @@ def stored(*arguments: object, damage: Callable[[Path], None] | None = None) -> 
 
 
 def sql(*lines: str) -> Callable[[Path], None]:
-    """Damage of a store by these lines of SQL."""
+    """Return a function that damages a store by these lines of SQL."""
 
     def damage(path: Path) -> None:
+        """Run the lines of SQL on the store."""
         with sqlite3.connect(path) as store:
             for line in lines:
                 store.execute(line)

@@ -42,9 +42,10 @@ def table(
     old: str = "",
     new: str = "",
 ) -> Make:
-    """Run a spec over a file with this content; None: there is none."""
+    """Return a function that runs a spec over a file with this content; None: without the file."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         if content is not None:
             raw = content.encode() if isinstance(content, str) else content
             (folder / name).write_bytes(raw)
@@ -57,9 +58,10 @@ def table(
 
 
 def files(**contents: str) -> Make:
-    """Run a spec over a folder with a file for each silo."""
+    """Return a function that runs a spec over a folder with a file for each silo."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         (folder / "data").mkdir()
         for name, content in contents.items():
             (folder / "data" / f"{name}.csv").write_text(content)
@@ -71,11 +73,11 @@ def files(**contents: str) -> Make:
 
 
 def simulate(data: Any, **keys: Any) -> None:
-    """Simulate over a frame, which is made when the mistake is."""
+    """Simulate over this data frame."""
     import fastfed
 
-    given = {"label": "state", "silo": "site", **keys}
-    environment = fastfed.environments.Classification(data=data, **given)
+    columns = {"label": "state", "silo": "site", **keys}
+    environment = fastfed.environments.Classification(data=data, **columns)
     fastfed.simulate(environment, "local-linucb", horizon=4)
 
 
@@ -91,9 +93,10 @@ def columns() -> dict[str, list[Any]]:
 
 
 def pandas(change: Callable[[Any], Any]) -> Make:
-    """Simulate over a pandas frame that was changed."""
+    """Return a function that simulates over a changed pandas frame."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import pandas as pd
 
         simulate(change(pd.DataFrame(columns())))
@@ -102,9 +105,10 @@ def pandas(change: Callable[[Any], Any]) -> Make:
 
 
 def polars(change: Callable[[Any], Any]) -> Make:
-    """Simulate over a polars frame that was changed."""
+    """Return a function that simulates over a changed polars frame."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import polars as pl
 
         simulate(change(pl.DataFrame(columns())))
@@ -113,9 +117,10 @@ def polars(change: Callable[[Any], Any]) -> Make:
 
 
 def arrow(change: Callable[[Any, Any], Any]) -> Make:
-    """Simulate over an Arrow table that was changed."""
+    """Return a function that simulates over a changed Arrow table."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import pyarrow as pa
 
         simulate(change(pa, pa.table(columns())))
@@ -124,7 +129,7 @@ def arrow(change: Callable[[Any, Any], Any]) -> Make:
 
 
 def multi(frame: Any) -> Any:
-    """Give a frame two levels of column names."""
+    """Return the frame with two levels of column names."""
     import pandas as pd
 
     frame.columns = pd.MultiIndex.from_product([["a"], frame.columns])
@@ -132,9 +137,10 @@ def multi(frame: Any) -> Any:
 
 
 def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
-    """Simulate over arrays."""
+    """Return a function that simulates over these arrays."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         import fastfed
 
         world = fastfed.environments.Classification.from_arrays(features, classes, silo, **keys)
@@ -144,9 +150,10 @@ def arrays(features: Any, classes: Any, silo: Any = None, **keys: Any) -> Make:
 
 
 def run_replay(**parts: Any) -> Make:
-    """Run a replay of these arrays."""
+    """Return a function that runs a replay of these arrays."""
 
     def make(folder: Path) -> None:
+        """Make the mistake in this empty folder."""
         np.savez(folder / "log.npz", **parts)
         (folder / "s.toml").write_text(
             'name = "log"\nhorizon = 3\n[environment]\nkind = "replay"\npath = "log.npz"\n'

@@ -28,11 +28,11 @@ def untimed(path: Path) -> object:
         return [row[:-1] for row in rows]
     if path.name == "table.txt":
         # The last column holds speeds; its width depends on the largest speed.
-        head, removed, rest = path.read_text().partition("agent-rounds/s\n")
+        heading, removed, rest = path.read_text().partition("agent-rounds/s\n")
         assert removed
         table, _, rest = rest.partition("\n\n")
         rule, *rows = table.splitlines()
-        return head, rule.rstrip("-"), [re.sub(r"\s+\S+( [kMG])?$", "", r) for r in rows], rest
+        return heading, rule.rstrip("-"), [re.sub(r"\s+\S+( [kMG])?$", "", r) for r in rows], rest
     if path.name == "report.html":
         text, removed = TIMES.subn("", path.read_text())
         assert removed == 3

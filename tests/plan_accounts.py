@@ -78,16 +78,16 @@ def honaker_rows(releases: int) -> np.ndarray:
 
     def estimate(end: int, size: int) -> tuple[dict[int, float], float]:
         """Return the weights of the nodes' noise in the estimate of a node, and its variance."""
-        own = nodes.setdefault((end, size), len(nodes))
+        own_node = nodes.setdefault((end, size), len(nodes))
         if size == 1:
-            return {own: 1.0}, 1.0
+            return {own_node: 1.0}, 1.0
         (left, child_variance), (right, _) = (
             estimate(end - size // 2, size // 2),
             estimate(end, size // 2),
         )
         variance = 1.0 / (1.0 + 1.0 / (2.0 * child_variance))
         weights_below = {node: (1.0 - variance) * weight for node, weight in (left | right).items()}
-        return weights_below | {own: variance}, variance
+        return weights_below | {own_node: variance}, variance
 
     sums = []
     for end in range(1, releases + 1):
@@ -116,7 +116,7 @@ def encoder_of(noise: np.ndarray) -> np.ndarray:
 def strategy(plan: Any, reports: int | None = None) -> np.ndarray:
     """Return C: how much of each leaf (column) is in each value with independent noise (rows).
 
-    Of the first ``reports`` releases, or of all.
+    It covers the first ``reports`` releases, or all.
     """
     releases, kind = reports or plan.releases, plan.release
     if kind == "tree":
@@ -190,13 +190,13 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
         )
         return math.sqrt(size * float(table[:, :2].max()))
 
-    def distances(one: np.ndarray, two: np.ndarray, which: np.ndarray) -> np.ndarray:
+    def distances(one: np.ndarray, two: np.ndarray, pair: np.ndarray) -> np.ndarray:
         """Return the squared distances (pairs, n, m) of two lists of records."""
         first, second = np.sum(one**2, axis=1), np.sum(two**2, axis=1)
         return (
-            which[:, 0, None, None] * first[:, None]
-            + which[:, 1, None, None] * second
-            - 2.0 * which[:, 2, None, None] * (one @ two.T)
+            pair[:, 0, None, None] * first[:, None]
+            + pair[:, 1, None, None] * second
+            - 2.0 * pair[:, 2, None, None] * (one @ two.T)
         )
 
     for first_reward, second_reward in ((low, low), (low, high), (high, low), (high, high)):
@@ -205,10 +205,10 @@ def worst_mu(stds: tuple, bounds: tuple, pairs: tuple, relation: str) -> float:
             _records(grid, second_reward, bounds, stds),
             table,
         )
-        which, a, b = np.unravel_index(np.argmax(squared_distances), squared_distances.shape)
-        if squared_distances[which, a, b] < 0.9 * best:
+        pair, a, b = np.unravel_index(np.argmax(squared_distances), squared_distances.shape)
+        if squared_distances[pair, a, b] < 0.9 * best:
             continue
-        angles, width, chosen = [grid[a], grid[b]], grid[1], table[[which]]
+        angles, width, chosen = [grid[a], grid[b]], grid[1], table[[pair]]
         for _ in range(9):
             lines = [np.linspace(x - width, x + width, 9) for x in angles]
             near = [
@@ -230,8 +230,8 @@ def _bounds(plan: Any) -> tuple:
     clip = plan.clip
     if clip is None:
         return (1.0, -1.0, 1.0, 0.0, 0.0, plan.dimension)
-    free = plan.dimension - (clip.constant > 0.0)
-    return (clip.feature, clip.low, clip.high, clip.constant, clip.centre, free)
+    free_features = plan.dimension - (clip.constant > 0.0)
+    return (clip.feature, clip.low, clip.high, clip.constant, clip.centre, free_features)
 
 
 def linear_mu(
@@ -239,8 +239,8 @@ def linear_mu(
 ) -> float:
     """Return the GDP parameter mu of all that a linear plan's parties release about one user.
 
-    honest: how many silos' shares of a secure sum are counted; default those that are trusted.
-    reports: how many reports the user's silo makes, if silos have their own clocks; default all.
+    honest: the number of silos whose shares of a secure sum count; by default the trusted silos.
+    reports: the number of reports of the user's silo, if silos have their own clocks; default all.
     Binomial noise is taken for Gaussian noise of its variance, which is a little less private than
     it at no epsilon.
 

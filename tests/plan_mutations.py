@@ -56,7 +56,7 @@ NEAR = 2.0**-20 * (1.0 + 1e-9)
 
 
 class Broken(AssertionError):
-    """A file that loading got wrong."""
+    """Raised if a file is loaded that should be refused, or has a wrong account."""
 
 
 # ---- honest files --------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def spec_of(kind: str) -> dict[str, Any]:
 def changes_of(kind: str) -> list[dict[str, Any]]:
     """Return changes of the spec of a kind, each a mapping of its tables."""
     keys = OTHERS.get(kind, LINEAR)
-    return [{"system": each} for each in (*SYSTEMS, *keys)] + list(TABLES)
+    return [{"system": system_keys} for system_keys in (*SYSTEMS, *keys)] + list(TABLES)
 
 
 @cache
@@ -157,7 +157,7 @@ def some_honest(rng: Random, kind: str) -> plans.DeployedPlan:
 
 
 def another_honest(rng: Random, kind: str) -> plans.DeployedPlan:
-    """Return a plan of a kind after a change of its spec that compiling knows."""
+    """Return a plan of a kind after a change of its spec that can be compiled."""
     numbers = list(range(len(changes_of(kind))))
     rng.shuffle(numbers)
     base = federation_of_all.plan(kind)
@@ -213,7 +213,7 @@ class Place:
 
 
 def places(value: Any, arrays: bool = False) -> list[Place]:
-    """Return all numbers of a document's part; with `arrays` those in bytes, too."""
+    """Return the places of all numbers in a document's part; with `arrays` also those in bytes."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value)
     collected = []
     for key, item in items:
@@ -224,19 +224,19 @@ def places(value: Any, arrays: bool = False) -> list[Place]:
         elif isinstance(item, list | dict):
             collected += places(item, arrays)
         elif arrays and isinstance(item, bytes) and len(item) % 8 == 0:
-            collected += [Place(value, key, at) for at in range(0, len(item), 8)]
+            collected += [Place(value, key, offset) for offset in range(0, len(item), 8)]
     return collected
 
 
 def containers(value: Any) -> list[Any]:
     """Return all lists and dicts of a document."""
     items: Any = value.values() if isinstance(value, dict) else value
-    below = [b for i in items if isinstance(i, list | dict) for b in containers(i)]
-    return [value, *below]
+    nested = [b for i in items if isinstance(i, list | dict) for b in containers(i)]
+    return [value, *nested]
 
 
 def some_place(rng: Random, fields: list[Any]) -> Place:
-    """Return a number of the document, most often one of its numbers."""
+    """Return the place of a number in the document, most often in its field "numbers"."""
     chance = rng.random()
     if chance < 0.7:
         return rng.choice(places(fields[AT["numbers"]], arrays=True))
@@ -259,14 +259,14 @@ TEXTS = (
 
 def hostile(rng: Random, depth: int = 0) -> Any:
     """Return any value that msgpack can encode."""
-    way = rng.randrange(8)
-    if way < 3:
+    choice = rng.randrange(8)
+    if choice < 3:
         return rng.choice(NUMBERS)
-    if way < 5:
+    if choice < 5:
         return rng.choice(TEXTS)
-    if way == 5:
+    if choice == 5:
         return rng.choice((None, b"", bytes(8), bytes(32), rng.randbytes(32), bytes(80_000)))
-    if way == 6 and depth < 3:
+    if choice == 6 and depth < 3:
         return [hostile(rng, depth + 1) for _ in range(rng.randrange(5))]
     return {str(rng.choice(TEXTS)): hostile(rng, 3)} if depth < 3 else None
 
@@ -278,20 +278,20 @@ def hostile(rng: Random, depth: int = 0) -> Any:
 def ulp(rng: Random, fields: list[Any], kind: str) -> None:
     """Move a number to the next double, or by 1."""
     place = some_place(rng, fields)
-    value, up = place.get(), rng.choice((-1, 1))
+    value, direction = place.get(), rng.choice((-1, 1))
     if isinstance(value, int):
-        place.put(value + up)
+        place.put(value + direction)
     elif math.isfinite(value):
-        place.put(math.nextafter(value, up * math.inf))
+        place.put(math.nextafter(value, direction * math.inf))
 
 
 def nudge(rng: Random, fields: list[Any], kind: str) -> None:
     """Move a number by 1e-12 to 1e-3 of its size."""
     place = some_place(rng, fields)
-    by = 1.0 + rng.choice((-1, 1)) * 10.0 ** rng.uniform(-12, -3)
+    factor = 1.0 + rng.choice((-1, 1)) * 10.0 ** rng.uniform(-12, -3)
     value = place.get()
     if abs(value) < 1e300:
-        place.put(value * by)
+        place.put(value * factor)
 
 
 GROUPS = (
@@ -312,11 +312,11 @@ def _grouped(numbers: dict[str, Any], group: tuple[str, ...]) -> list[Place]:
 
 
 def nudge_group(rng: Random, fields: list[Any], kind: str) -> None:
-    """Move all floats of one mechanism together, by about what rounding may explain."""
-    by = 1.0 + rng.choice((-1, 1)) * 2.0 ** rng.uniform(-24, -18)
+    """Multiply all floats of one mechanism by one factor, by about what rounding may explain."""
+    factor = 1.0 + rng.choice((-1, 1)) * 2.0 ** rng.uniform(-24, -18)
     for place in _grouped(fields[AT["numbers"]], rng.choice(GROUPS)):
         if abs(place.get()) < 1e300:
-            place.put(place.get() * by)
+            place.put(place.get() * factor)
 
 
 def nudge_apart(rng: Random, fields: list[Any], kind: str) -> None:
@@ -329,19 +329,19 @@ def nudge_apart(rng: Random, fields: list[Any], kind: str) -> None:
 def scale(rng: Random, fields: list[Any], kind: str) -> None:
     """Halve, double or negate a number, or make it huge."""
     place = some_place(rng, fields)
-    value, by = place.get(), rng.choice((0.5, 2, 1e9, 1e-9, -1, 0))
-    if isinstance(value, int) and by != 1e-9:
-        place.put(int(value * by) if abs(value * by) < 2**63 else 2**63)
+    value, factor = place.get(), rng.choice((0.5, 2, 1e9, 1e-9, -1, 0))
+    if isinstance(value, int) and factor != 1e-9:
+        place.put(int(value * factor) if abs(value * factor) < 2**63 else 2**63)
     elif abs(value) < 1e290:
-        place.put(value * by)
+        place.put(value * factor)
 
 
 def swap_numbers(rng: Random, fields: list[Any], kind: str) -> None:
     """Swap two numbers of the file."""
-    one, two = some_place(rng, fields), some_place(rng, fields)
-    first, second = one.get(), two.get()
-    one.put(second)
-    two.put(first)
+    place, other_place = some_place(rng, fields), some_place(rng, fields)
+    first, second = place.get(), other_place.get()
+    place.put(second)
+    other_place.put(first)
 
 
 def hostile_value(rng: Random, fields: list[Any], kind: str) -> None:
@@ -378,17 +378,17 @@ def keys(rng: Random, fields: list[Any], kind: str) -> None:
     """Add, remove or rename a key, or change the type of its value."""
     name = rng.choice(("keys", "numbers"))
     box = fields[AT[name]]
-    key, way = rng.choice(list(box)), rng.randrange(5)
-    if way == 0:
+    key, choice = rng.choice(list(box)), rng.randrange(5)
+    if choice == 0:
         del box[key]
-    elif way == 1:
+    elif choice == 1:
         box[rng.choice(TEXTS) or key + "."] = hostile(rng)
-    elif way == 2:
+    elif choice == 2:
         box[key + rng.choice((".x", " ", "\0", "[0]"))] = box.pop(key)
-    elif way == 3:
+    elif choice == 3:
         other = document(some_honest(rng, rng.choice(KINDS)))[AT[name]]
-        each = rng.choice(list(other))
-        box[each] = other[each]
+        other_key = rng.choice(list(other))
+        box[other_key] = other[other_key]
     else:
         value = box[key]
         box[key] = rng.choice(
@@ -402,14 +402,14 @@ def keys(rng: Random, fields: list[Any], kind: str) -> None:
 def change_list(rng: Random, fields: list[Any], kind: str) -> None:
     """Shorten, lengthen or reorder a list."""
     box = rng.choice([b for b in containers(fields) if isinstance(b, list) and b])
-    way, at = rng.randrange(5), rng.randrange(len(box))
-    if way == 0:
-        del box[at]
-    elif way == 1:
-        box.insert(at, copy.deepcopy(rng.choice(box)))
-    elif way == 2:
+    choice, index = rng.randrange(5), rng.randrange(len(box))
+    if choice == 0:
+        del box[index]
+    elif choice == 1:
+        box.insert(index, copy.deepcopy(rng.choice(box)))
+    elif choice == 2:
         rng.shuffle(box)
-    elif way == 3:
+    elif choice == 3:
         box.append(hostile(rng))
     else:
         box[:] = box * rng.choice((0, 2, 50))
@@ -419,45 +419,49 @@ def parties(rng: Random, fields: list[Any], kind: str) -> None:
     """Swap, repeat, remove or rename parties and their keys."""
     silos, hub, helper = (fields[AT[name]] for name in ("silos", "hub", "helper"))
     everybody = [*silos, hub, *([helper] if helper else [])]
-    one, two = rng.sample(everybody, 2)
-    way = rng.randrange(8)
-    if way == 0:
-        one[1:], two[1:] = two[1:], one[1:]
-    elif way == 1:
-        at = rng.choice((1, 2))
-        one[at] = two[at]
-    elif way == 2:
-        one[0] = rng.choice((two[0], "hub", "helper", "silo0 ", "\x1b[2J", "s" * 300, "Silo0", ""))
-    elif way == 3:
+    party, other_party = rng.sample(everybody, 2)
+    choice = rng.randrange(8)
+    if choice == 0:
+        party[1:], other_party[1:] = other_party[1:], party[1:]
+    elif choice == 1:
+        key_index = rng.choice((1, 2))
+        party[key_index] = other_party[key_index]
+    elif choice == 2:
+        party[0] = rng.choice(
+            (other_party[0], "hub", "helper", "silo0 ", "\x1b[2J", "s" * 300, "Silo0", "")
+        )
+    elif choice == 3:
         silos.append(copy.deepcopy(rng.choice(everybody)))
-    elif way == 4:
+    elif choice == 4:
         silos.remove(rng.choice(silos))
-    elif way == 5:
+    elif choice == 5:
         rng.shuffle(silos)
-    elif way == 6:
-        one[1], one[2] = one[2], one[1]
+    elif choice == 6:
+        party[1], party[2] = party[2], party[1]
     else:
-        at = rng.choice((1, 2))
-        one[at] = rng.choice((bytes(32), b"\x01" + bytes(31), rng.randbytes(32), b"\xff" * 32, b""))
+        key_index = rng.choice((1, 2))
+        party[key_index] = rng.choice(
+            (bytes(32), b"\x01" + bytes(31), rng.randbytes(32), b"\xff" * 32, b"")
+        )
 
 
 def calendar(rng: Random, fields: list[Any], kind: str) -> None:
     """Move, add or remove dates."""
     dates = fields[AT["calendar"]]
-    way = rng.randrange(7)
-    if way == 0:
-        by = rng.choice((-2000, -1, 1, 100, 10**9, 2**40))
-        fields[AT["calendar"]] = [dates[0] + by, [c + by for c in dates[1]], *dates[2:]]
-    elif way == 1:
-        at = rng.randrange(len(dates[1]))
-        dates[1][at] += rng.choice((-100, -50, 1, 100, 0.5))
-    elif way == 2:
+    choice = rng.randrange(7)
+    if choice == 0:
+        shift = rng.choice((-2000, -1, 1, 100, 10**9, 2**40))
+        fields[AT["calendar"]] = [dates[0] + shift, [c + shift for c in dates[1]], *dates[2:]]
+    elif choice == 1:
+        index = rng.randrange(len(dates[1]))
+        dates[1][index] += rng.choice((-100, -50, 1, 100, 0.5))
+    elif choice == 2:
         dates[1].append(dates[1][-1] + 100)
-    elif way == 3:
+    elif choice == 3:
         dates[1].pop(rng.randrange(len(dates[1])))
-    elif way == 4:
+    elif choice == 4:
         dates[rng.choice((0, 2, 3))] = rng.choice((0, -1, 1, 10**6, 2**53, 0.5, 1e300))
-    elif way == 5:
+    elif choice == 5:
         dates[1][:] = range(1100, 1100 + 100 * rng.choice((1, 40, 10_001)), 100)
     else:
         size = rng.choice((0, 2, 20_000))
@@ -467,16 +471,16 @@ def calendar(rng: Random, fields: list[Any], kind: str) -> None:
 
 def helper(rng: Random, fields: list[Any], kind: str) -> None:
     """Add, remove or exchange the helper, the least set, exploration or the cap."""
-    way = rng.randrange(5)
-    if way < 2:
+    choice = rng.randrange(5)
+    if choice < 2:
         actual = document(federation_of_all.plan("secure-sum"))[AT["helper"]]
         fields[AT["helper"]] = None if fields[AT["helper"]] else actual
-        if way == 1 and fields[AT["helper"]]:
+        if choice == 1 and fields[AT["helper"]]:
             fields[AT["helper"]] = list(rng.choice((fields[AT["hub"]], *fields[AT["silos"]])))
             fields[AT["helper"]][0] = rng.choice(("helper", fields[AT["helper"]][0]))
-    elif way == 2:
+    elif choice == 2:
         fields[AT["least"]] = rng.choice((0, 1, 2, 3, 4, -1, 2.5, True, 2**40))
-    elif way == 3:
+    elif choice == 3:
         fields[AT["explore"]] = rng.choice((0, 0.0, 0.1, 1.0, 1, -0.1, 1.1, math.nan, True))
     else:
         fields[AT["influence"]] = rng.choice((0.0, 0.5, 1.0, 1, -1.0, math.nan, 1e308, None))
@@ -484,34 +488,34 @@ def helper(rng: Random, fields: list[Any], kind: str) -> None:
 
 def chain(rng: Random, fields: list[Any], kind: str) -> None:
     """Let a plan continue a different plan, itself, or a long chain of plans."""
-    way = rng.randrange(6)
+    choice = rng.randrange(6)
     before = document(some_honest(rng, rng.choice((*KINDS, "extended", kind))))
     later = document(federation_of_all.plan("extended"))
     reason = later[AT["extends"]][2]
-    if way == 0:
+    if choice == 0:
         fields[AT["extends"]] = [encoded(before), b"", reason]
-    elif way == 1:
+    elif choice == 1:
         # The dates, too, so that only the rest can be wrong.
         fields[AT["extends"]] = [encoded(before), b"", reason]
-        by = before[AT["calendar"]][1][-1] + 1000 - fields[AT["calendar"]][0]
+        shift = before[AT["calendar"]][1][-1] + 1000 - fields[AT["calendar"]][0]
         dates = fields[AT["calendar"]]
-        fields[AT["calendar"]] = [dates[0] + by, [c + by for c in dates[1]], *dates[2:]]
+        fields[AT["calendar"]] = [dates[0] + shift, [c + shift for c in dates[1]], *dates[2:]]
         if rng.random() < 0.5:
             for name in ("silos", "hub", "helper"):
                 fields[AT[name]] = before[AT[name]]
-    elif way == 2:
+    elif choice == 2:
         depth, encoded_plan = rng.choice((2, 3, 20, 200)), encoded(before)
         for number in count(1):
             dates = fields[AT["calendar"]]
-            by = 2000 * number + before[AT["calendar"]][1][-1] - dates[0]
-            fields[AT["calendar"]] = [dates[0] + by, [c + by for c in dates[1]], *dates[2:]]
+            shift = 2000 * number + before[AT["calendar"]][1][-1] - dates[0]
+            fields[AT["calendar"]] = [dates[0] + shift, [c + shift for c in dates[1]], *dates[2:]]
             fields[AT["extends"]] = [encoded_plan, b"", reason]
             if number == depth:
                 break
             encoded_plan = encoded(fields)
-    elif way == 3:
+    elif choice == 3:
         fields[AT["extends"]] = [encoded(later), rng.randbytes(rng.choice((0, 32, 500))), reason]
-    elif way == 4:
+    elif choice == 4:
         fields[AT["extends"]] = [encoded(before), b"", rng.choice((*TEXTS, "features", None))]
     elif fields[AT["extends"]] and rng.random() < 0.6:
         inner = msgspec.msgpack.decode(fields[AT["extends"]][0])
@@ -525,54 +529,56 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
 
 def flipped(rng: Random, fields: list[Any], kind: str) -> bytes:
     """Flip bytes of the document and seal it again, or flip bytes of the file."""
-    inside = rng.random() < 0.7
-    data = bytearray(encoded(fields) if inside else sealed(fields))
+    in_document = rng.random() < 0.7
+    data = bytearray(encoded(fields) if in_document else sealed(fields))
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
-        at, way = rng.randrange(len(data)), rng.randrange(6)
-        if way < 3:
-            data[at] ^= 1 << rng.randrange(8)
-        elif way == 3:
-            del data[at : at + rng.choice((1, 8, 10_000))]
-        elif way == 4:
-            data[at:at] = rng.randbytes(rng.randrange(1, 9))
+        index, choice = rng.randrange(len(data)), rng.randrange(6)
+        if choice < 3:
+            data[index] ^= 1 << rng.randrange(8)
+        elif choice == 3:
+            del data[index : index + rng.choice((1, 8, 10_000))]
+        elif choice == 4:
+            data[index:index] = rng.randbytes(rng.randrange(1, 9))
         else:
-            data[at : at + 5] = rng.choice((b"\xdd", b"\xdf", b"\xc6", b"\xdb")) + b"\xff" * 4
+            data[index : index + 5] = rng.choice((b"\xdd", b"\xdf", b"\xc6", b"\xdb")) + b"\xff" * 4
         if not data:
             break
-    return msgspec.msgpack.encode([bytes(data), {}]) if inside else bytes(data)
+    return msgspec.msgpack.encode([bytes(data), {}]) if in_document else bytes(data)
 
 
 def loose(rng: Random, value: Any, chance: float) -> bytes:
     """Encode in msgpack with some headers longer than necessary."""
-    odd = rng.random() < chance
+    longer = rng.random() < chance
     if isinstance(value, dict):
         items = list(value.items())
-        if odd:
+        if longer:
             rng.shuffle(items)
-        head = b"\xdf" + struct.pack(">I", len(items))
-        if not odd:
-            head = msgspec.msgpack.encode(dict.fromkeys(map(str, range(len(items)))))[:1]
-            head = head if len(items) < 16 else b"\xde" + struct.pack(">H", len(items))
-        if odd and items and rng.random() < 0.3:
+        header = b"\xdf" + struct.pack(">I", len(items))
+        if not longer:
+            header = msgspec.msgpack.encode(dict.fromkeys(map(str, range(len(items)))))[:1]
+            header = header if len(items) < 16 else b"\xde" + struct.pack(">H", len(items))
+        if longer and items and rng.random() < 0.3:
             items.append(items[0])
-            head = b"\xdf" + struct.pack(">I", len(items))
-        return head + b"".join(loose(rng, k, chance) + loose(rng, v, chance) for k, v in items)
+            header = b"\xdf" + struct.pack(">I", len(items))
+        return header + b"".join(loose(rng, k, chance) + loose(rng, v, chance) for k, v in items)
     if isinstance(value, list):
-        head = b"\xdd" + struct.pack(">I", len(value))
-        if not odd:
+        header = b"\xdd" + struct.pack(">I", len(value))
+        if not longer:
             short = len(value) < 16
-            head = bytes([0x90 + len(value)]) if short else b"\xdc" + struct.pack(">H", len(value))
-        return head + b"".join(loose(rng, item, chance) for item in value)
-    if odd and isinstance(value, str):
+            header = (
+                bytes([0x90 + len(value)]) if short else b"\xdc" + struct.pack(">H", len(value))
+            )
+        return header + b"".join(loose(rng, item, chance) for item in value)
+    if longer and isinstance(value, str):
         data = value.encode()
         return rng.choice((b"\xdb", b"\xc6")) + struct.pack(">I", len(data)) + data
-    if odd and isinstance(value, bytes):
+    if longer and isinstance(value, bytes):
         return rng.choice((b"\xc6", b"\xdb")) + struct.pack(">I", len(value)) + value
-    if odd and isinstance(value, bool):
+    if longer and isinstance(value, bool):
         return msgspec.msgpack.encode(int(value))
-    if odd and isinstance(value, int) and 0 <= value < 2**63:
+    if longer and isinstance(value, int) and 0 <= value < 2**63:
         return rng.choice((b"\xcf", b"\xd3")) + struct.pack(">Q", value)
-    if odd and isinstance(value, float) and abs(value) < 1e38:
+    if longer and isinstance(value, float) and abs(value) < 1e38:
         if value.is_integer():
             return msgspec.msgpack.encode(int(value))
         return b"\xca" + struct.pack(">f", value)
@@ -581,25 +587,25 @@ def loose(rng: Random, value: Any, chance: float) -> bytes:
 
 def spelled(rng: Random, fields: list[Any], kind: str) -> bytes:
     """Encode the same document in a form that is not canonical."""
-    way = rng.randrange(6)
-    if way < 3:
+    choice = rng.randrange(6)
+    if choice < 3:
         while len(fields) > AT["extends"] and fields[-1] is None:
             fields.pop()
         inner = loose(rng, fields, rng.choice((0.01, 0.05, 0.5)))
         return msgspec.msgpack.encode([inner, {}])
-    if way == 3:
-        extra = rng.choice((b"\xc0", b"\0", b"\x90", rng.randbytes(3)))
+    if choice == 3:
+        suffix = rng.choice((b"\xc0", b"\0", b"\x90", rng.randbytes(3)))
         if rng.random() < 0.5:
-            return msgspec.msgpack.encode([encoded(fields) + extra, {}])
-        return sealed(fields) + extra
-    if way == 4:
+            return msgspec.msgpack.encode([encoded(fields) + suffix, {}])
+        return sealed(fields) + suffix
+    if choice == 4:
         named = dict(zip(FIELDS, fields, strict=True))
         return msgspec.msgpack.encode([msgspec.msgpack.encode(named), {}])
-    whole = rng.choice(
+    outer = rng.choice(
         [[encoded(fields)], [encoded(fields), {}, {}], [fields, {}], {"document": encoded(fields)},
          [msgspec.msgpack.encode(fields), {}], [encoded(fields), None], [encoded(fields), []]]
     )  # fmt: skip
-    return loose(rng, whole, 0.3) if rng.random() < 0.3 else msgspec.msgpack.encode(whole)
+    return loose(rng, outer, 0.3) if rng.random() < 0.3 else msgspec.msgpack.encode(outer)
 
 
 def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
@@ -615,33 +621,33 @@ def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
 def guided(rng: Random, fields: list[Any], kind: str) -> None:
     """Compile a plan with other choices, and restore one item of the first plan."""
     base = document(federation_of_all.plan(kind))
-    way, numbers, old = rng.randrange(7), fields[AT["numbers"]], base[AT["numbers"]]
-    if way == 0:
+    choice, numbers, old = rng.randrange(7), fields[AT["numbers"]], base[AT["numbers"]]
+    if choice == 0:
         different = [k for k in old if k in numbers and old[k] != numbers[k]]
         if different:
             key = rng.choice(different)
             numbers[key] = old[key]
-    elif way == 1:
-        box, was = fields[AT["keys"]], base[AT["keys"]]
-        different = [k for k in was if box.get(k) != was[k]]
+    elif choice == 1:
+        box, base_keys = fields[AT["keys"]], base[AT["keys"]]
+        different = [k for k in base_keys if box.get(k) != base_keys[k]]
         if different:
             key = rng.choice(different)
-            box[key] = was[key]
-    elif way == 2:
+            box[key] = base_keys[key]
+    elif choice == 2:
         group = rng.choice(GROUPS)
         for key in old:
             if key.startswith(group) and key in numbers:
                 numbers[key] = old[key]
-    elif way == 3:
+    elif choice == 3:
         name = rng.choice([n for n in FIELDS if base[AT[n]] != fields[AT[n]]] or ["name"])
         fields[AT[name]] = base[AT[name]]
-    elif way == 4:
+    elif choice == 4:
         # All numbers but those of one mechanism.
         group = rng.choice(GROUPS)
         for key in old:
             if not key.startswith(group) and key in numbers:
                 numbers[key] = old[key]
-    elif way == 5:
+    elif choice == 5:
         fields[AT["keys"]] = base[AT["keys"]]
         for key in ("privacy.budget.epsilon", "privacy.budget.delta"):
             numbers[key] = old[key]
@@ -654,7 +660,7 @@ def guided(rng: Random, fields: list[Any], kind: str) -> None:
 
 def consistent(rng: Random, fields: list[Any], kind: str) -> None:
     """Reduce the noise, and adapt what follows from it: epsilon, radii, coins, bits."""
-    by = rng.choice((0.5, 0.9, 0.999, 1.0 - 2.0**-20, 1.0 - 2.0**-21, 1.0 - 2.0**-19, 2.0))
+    factor = rng.choice((0.5, 0.9, 0.999, 1.0 - 2.0**-20, 1.0 - 2.0**-21, 1.0 - 2.0**-19, 2.0))
     numbers = fields[AT["numbers"]]
     noise = (
         "noise_std.", "secure.trials", "encoding.noise_bits", "noise.", "phases", "radius.",
@@ -663,18 +669,20 @@ def consistent(rng: Random, fields: list[Any], kind: str) -> None:
     some = noise if rng.random() < 0.5 else noise[:5]
     for place in _grouped(numbers, some):
         if abs(place.get()) < 1e300 and "budget" not in str(place.key):
-            place.put(place.get() * by)
+            place.put(place.get() * factor)
     if "secure.trials" in numbers:
         numbers["secure.trials"] = [
-            str(int(int(n) * by * by) // 2 * 2) for n in numbers["secure.trials"]
+            str(int(int(n) * factor * factor) // 2 * 2) for n in numbers["secure.trials"]
         ]
-    if "encoding.noise_bits" in numbers and abs(by - 1.0) > 1e-5:
-        numbers["encoding.noise_bits"] = [int(b * by * by) for b in numbers["encoding.noise_bits"]]
+    if "encoding.noise_bits" in numbers and abs(factor - 1.0) > 1e-5:
+        numbers["encoding.noise_bits"] = [
+            int(b * factor * factor) for b in numbers["encoding.noise_bits"]
+        ]
     # To first order; a loader that believes it would print a certificate of this epsilon.
     if rng.random() < 0.7:
-        numbers["privacy.exact"] = [e / by for e in numbers["privacy.exact"]]
+        numbers["privacy.exact"] = [e / factor for e in numbers["privacy.exact"]]
     if rng.random() < 0.3:
-        numbers["privacy.budget.epsilon"] = numbers["privacy.budget.epsilon"] / by
+        numbers["privacy.budget.epsilon"] = numbers["privacy.budget.epsilon"] / factor
         fields[AT["keys"]]["epsilon"] = numbers["privacy.budget.epsilon"]
 
 
@@ -684,23 +692,23 @@ def less_noise(rng: Random, fields: list[Any], kind: str) -> None:
     The sealed epsilon is made that of the noise, so that only the derived numbers can object.
     """
     numbers = fields[AT["numbers"]]
-    by = 1.0 + rng.choice((-1, -1, 1)) * 2.0**-20 * rng.choice((rng.random(), 0.99, 1.01))
+    factor = 1.0 + rng.choice((-1, -1, 1)) * 2.0**-20 * rng.choice((rng.random(), 0.99, 1.01))
     source = loaded(sealed(fields))
     if source is None or not source.kind.linear or source.executed.protocol.bits:
         nudge_group(rng, fields, kind)
         return
     mu, delta = linear_mu(source.executed), numbers["privacy.budget.delta"]
     for place in _grouped(numbers, ("noise_std.",)):
-        place.put(place.get() * by)
+        place.put(place.get() * factor)
     if "secure.trials" in numbers:
-        trials = [int(int(n) * by**2) // 2 * 2 for n in numbers["secure.trials"]]
+        trials = [int(int(n) * factor**2) // 2 * 2 for n in numbers["secure.trials"]]
         numbers["secure.trials"] = [str(n) for n in trials]
         executed = source.executed.secure
         for part, n in zip(("bias", "off_diagonal", "diagonal"), trials, strict=True):
             changed = msgspec.structs.replace(executed, trials=(n, n, n))
             numbers[f"noise_std.{part}"] = changed.stds[0]
-    more = gaussian_epsilon(mu / by, delta) - gaussian_epsilon(mu, delta)
-    numbers["privacy.exact"] = [e + more for e in numbers["privacy.exact"]]
+    added_epsilon = gaussian_epsilon(mu / factor, delta) - gaussian_epsilon(mu, delta)
+    numbers["privacy.exact"] = [e + added_epsilon for e in numbers["privacy.exact"]]
 
 
 @cache
@@ -732,11 +740,11 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
     if change is not None:
         data = change(rng, fields, kind)
         return kind, change.__name__, data or sealed(fields), plan.as_bytes()
-    for each in rng.sample(SINGLE, rng.choice((2, 2, 3, 4))):
+    for next_change in rng.sample(SINGLE, rng.choice((2, 2, 3, 4))):
         try:
-            each(rng, fields, kind)
+            next_change(rng, fields, kind)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
-            # The one before left nothing that this one could change.
+            # The change before removed what this change needs.
             continue
     if rng.random() < 0.1:
         try:
@@ -860,13 +868,13 @@ def check_executed(plan: plans.DeployedPlan, fields: list[Any]) -> None:
         for part in re.findall(r"[^.\[\]]+", path):
             value = value[int(part)] if part.isdigit() else getattr(value, part)
         if isinstance(stored, bytes):
-            wanted = np.frombuffer(stored)
-            same = np.array_equal(np.asarray(value).ravel(), wanted)
+            stored_array = np.frombuffer(stored)
+            equal = np.array_equal(np.asarray(value).ravel(), stored_array)
         elif isinstance(stored, list):
-            same = [float(v) for v in value] == [float(v) for v in stored]
+            equal = [float(v) for v in value] == [float(v) for v in stored]
         else:
-            same = value == stored and type(value) is type(stored)
-        if not same:
+            equal = value == stored and type(value) is type(stored)
+        if not equal:
             raise Broken(f"{path} is executed as {value!r}, and the file says {stored!r}")
     claimed, budget = plan.certificate.claimed, plan.executed.privacy.budget
     choices = tuple(fields[AT["keys"]].get(k) for k in ("epsilon", "delta"))
@@ -893,9 +901,9 @@ def check_parties(plan: plans.DeployedPlan, fields: list[Any]) -> None:
     silos, closes = fields[AT["silos"]], fields[AT["calendar"]][1]
     everybody = [*silos, fields[AT["hub"]], fields[AT["helper"]]]
     everybody = [p for p in everybody if p is not None]
-    for part, what in enumerate(("name", "signing key", "key to encrypt to")):
+    for part, noun in enumerate(("name", "signing key", "key to encrypt to")):
         if len({p[part] for p in everybody}) != len(everybody):
-            raise Broken(f"two parties have one {what}")
+            raise Broken(f"two parties have one {noun}")
     if plan.silos != tuple(p[0] for p in silos) or executed.silos != len(silos):
         raise Broken(f"{executed.silos} silos are accounted for, {len(silos)} take part")
     if not 1 <= fields[AT["least"]] <= len(silos):
@@ -947,7 +955,7 @@ def check_ranges(plan: plans.DeployedPlan, fields: list[Any]) -> None:
     for low, high in ranges:
         if not math.isfinite(high - low):
             raise Broken(f"a value in [{low}, {high}] is scaled to NaN")
-    largest = max(abs(end) for column in columns for end in column[1:3])
+    largest = max(abs(limit) for column in columns for limit in column[1:3])
     if not plan.kind.experts and not math.isfinite(largest / norm):
         raise Broken(f"a value of {largest!r} divided by the norm {norm!r} is clipped to NaN")
 
@@ -975,14 +983,14 @@ def texts_of(certificate: Any) -> list[str]:
     The certificates of several plans together are left out.
     """
     collected = []
-    for each in (certificate, *getattr(certificate, "also", ())):
-        if "together with plan" in each.model:
+    for claim in (certificate, *getattr(certificate, "also", ())):
+        if "together with plan" in claim.model:
             continue
-        collected += [each.unit, each.relation, each.model, each.status, each.source]
+        collected += [claim.unit, claim.relation, claim.model, claim.status, claim.source]
         # Other conditions hold if the exact epsilon is within the claim: the numbers show that.
-        collected += [c.text for c in each.conditions]
-        collected += [str(c.holds) for c in each.conditions if type(c) is Condition]
-        collected += [*(c for c in each.caveats if c != EXCEEDED), *each.noise_std]
+        collected += [c.text for c in claim.conditions]
+        collected += [str(c.holds) for c in claim.conditions if type(c) is Condition]
+        collected += [*(c for c in claim.caveats if c != EXCEEDED), *claim.noise_std]
     return collected
 
 
@@ -1027,8 +1035,8 @@ def near(one: Any, two: Any) -> bool:
     )
     if a.shape != b.shape:
         return False
-    whole = all(type(v) is int for v in (one if isinstance(one, list) else [one]))
-    limit = max(NEAR * float(np.abs(b).max(initial=0.0)), 2.0 * whole)
+    integers = all(type(v) is int for v in (one if isinstance(one, list) else [one]))
+    limit = max(NEAR * float(np.abs(b).max(initial=0.0)), 2.0 * integers)
     return not a.size or float(np.abs(a - b).max()) <= limit
 
 
@@ -1124,36 +1132,36 @@ def check_epsilon(plan: plans.DeployedPlan) -> str:
         mu = linear_mu(plan.executed, certificate.relation)
     except Unknown as unknown:
         return f"equal to its events ({unknown})"
-    own = gaussian_epsilon(mu, exact.delta)
-    if exact.epsilon < own * (1.0 - BELOW):
-        raise Broken(f"epsilon {exact.epsilon!r} is certified, {own!r} is true")
+    true_epsilon = gaussian_epsilon(mu, exact.delta)
+    if exact.epsilon < true_epsilon * (1.0 - BELOW):
+        raise Broken(f"epsilon {exact.epsilon!r} is certified, {true_epsilon!r} is true")
     for entry in certificate.also:
         if entry.exact is not None:
-            check_also(plan, entry, own)
+            check_also(plan, entry, true_epsilon)
     limit = EQUAL_BITS if plan.executed.protocol.bits else EQUAL
-    return "equal" if exact.epsilon <= own * (1.0 + limit) else "larger"
+    return "equal" if exact.epsilon <= true_epsilon * (1.0 + limit) else "larger"
 
 
-def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
-    """Compare an epsilon under `also`, whose trust model is another."""
+def check_also(plan: plans.DeployedPlan, entry: Any, true_epsilon: float) -> None:
+    """Compare the epsilon of a claim under `also`, which has a different trust model."""
     certified, delta = entry.exact.epsilon, entry.exact.delta
     if entry.model.startswith("joint differential privacy"):
-        wanted = own
+        expected = true_epsilon
     elif "together with plan" in entry.model:
-        squares, each = 0.0, plan
-        while each is not None:
-            squares += linear_mu(each.executed, entry.relation) ** 2
-            each = each.earlier
-        wanted = gaussian_epsilon(math.sqrt(squares), delta)
+        squares, earlier_plan = 0.0, plan
+        while earlier_plan is not None:
+            squares += linear_mu(earlier_plan.executed, entry.relation) ** 2
+            earlier_plan = earlier_plan.earlier
+        expected = gaussian_epsilon(math.sqrt(squares), delta)
     elif entry.model.startswith("silo-level local: the server and all other silos"):
-        wanted = gaussian_epsilon(linear_mu(plan.executed, entry.relation, honest=1), delta)
+        expected = gaussian_epsilon(linear_mu(plan.executed, entry.relation, honest=1), delta)
     elif reports := re.search(r"users of silos? .*, with (\d+) reports?$", entry.model):
         mu = linear_mu(plan.executed, entry.relation, reports=int(reports[1]))
-        wanted = gaussian_epsilon(mu, delta)
+        expected = gaussian_epsilon(mu, delta)
     else:
         raise Broken(f"nothing is known of {entry.model!r}")
-    if certified < wanted * (1.0 - BELOW):
-        raise Broken(f"{entry.model!r}: epsilon {certified!r} is certified, {wanted!r} is true")
+    if certified < expected * (1.0 - BELOW):
+        raise Broken(f"{entry.model!r}: epsilon {certified!r} is certified, {expected!r} is true")
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -1161,19 +1169,19 @@ def check_also(plan: plans.DeployedPlan, entry: Any, own: float) -> None:
 
 def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> tuple[str, ...]:
     """Return the outcome of one seed, as words to count; raises Broken."""
-    kind, way, data, source = sized(seed) if sizes else mutated(seed, kinds)
+    kind, mutation, data, source = sized(seed) if sizes else mutated(seed, kinds)
     if data == source:
         return ("unchanged",)
     try:
         plan = load(data)
-        actual = "refused" if plan is None else judged(plan, data)
+        judgement = "refused" if plan is None else judged(plan, data)
     except Broken as broken:
-        raise Broken(f"seed {seed} ({kind}, {way}): {broken}") from broken
-    if actual == "refused":
-        return "mutations", "refused", f"of {kind}", f"by {way}"
+        raise Broken(f"seed {seed} ({kind}, {mutation}): {broken}") from broken
+    if judgement == "refused":
+        return "mutations", "refused", f"of {kind}", f"by {mutation}"
     return (
-        "mutations", "loaded", f"of {kind}", f"by {way}", f"loaded, of {kind}", f"loaded, by {way}",
-        f"loaded, epsilon {actual}",
+        "mutations", "loaded", f"of {kind}", f"by {mutation}", f"loaded, of {kind}",
+        f"loaded, by {mutation}", f"loaded, epsilon {judgement}",
     )  # fmt: skip
 
 
@@ -1184,7 +1192,7 @@ def _hangs(number: int, frame: Any) -> None:
 
 def run(job: tuple[int, int, float, bool, bool]) -> tuple[Counter[str], list[str]]:
     """Return the outcomes of a range of seeds, counted, and a text if a check failed."""
-    first, count_, until, on, sizes = job
+    first, count_, until, keep_going, sizes = job
     total: Counter[str] = Counter()
     broken: list[str] = []
     signal.signal(signal.SIGALRM, _hangs)
@@ -1200,13 +1208,13 @@ def run(job: tuple[int, int, float, bool, bool]) -> tuple[Counter[str], list[str
             broken.append(f"seed {seed}: the check failed with {type(error).__name__}: {error}")
         finally:
             signal.alarm(0)
-        if broken and not on:
+        if broken and not keep_going:
             break
     return total, broken
 
 
 def main() -> int:
-    """Load as many as requested; 1 if one breaks something."""
+    """Load the requested number of files; return 1 if a check fails."""
     parser = argparse.ArgumentParser(prog="scripts/plan_mutations", description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=100_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
@@ -1214,26 +1222,26 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--keep-going", action="store_true", help="list all that break")
     parser.add_argument("--sizes", action="store_true", help="only choices of many releases")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     total: Counter[str] = Counter()
-    started, each = time.monotonic(), 250
+    started, per_job = time.monotonic(), 250
     broken: list[str] = []
-    until = time.time() + given.seconds
-    end = given.first + given.count
-    flags = given.keep_going, given.sizes
-    jobs = [(i, min(each, end - i), until, *flags) for i in range(given.first, end, each)]
+    until = time.time() + arguments.seconds
+    end = arguments.first + arguments.count
+    flags = arguments.keep_going, arguments.sizes
+    jobs = [(i, min(per_job, end - i), until, *flags) for i in range(arguments.first, end, per_job)]
     # Workers inherit the honest plans of all kinds.
     for kind in KINDS:
-        for number in range(-1, -1 if given.sizes else len(changes_of(kind))):
+        for number in range(-1, -1 if arguments.sizes else len(changes_of(kind))):
             plan = honest(kind, number)
             if plan is not None:
                 judged(plan, plan.as_bytes())
     print(f"{time.monotonic() - started:10.0f}  seconds to compile honest plans", flush=True)
-    with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
+    with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
         for did, problems in pool.imap(run, jobs):
             total += did
             broken += problems
-            if problems and not given.keep_going:
+            if problems and not arguments.keep_going:
                 break
         pool.terminate()
     for what, number in sorted(total.items()):

@@ -226,6 +226,7 @@ def schedules() -> list[tuple[str, dict]]:
     problems: list[tuple[str, dict]] = []
 
     def add_problem(name: str, protocol: str, keys: dict) -> None:
+        """Append a problem of the smallest sizes, with these keys."""
         small_sizes = {"silos": 1 if protocol in AGENTS else 2, "dimension": 3, "actions": 5}
         problems.append((name, {**small_sizes, "protocol": protocol, **keys}))
 

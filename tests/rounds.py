@@ -39,12 +39,13 @@ RELEASES = 3
 
 
 class Clock:
-    """The plan's time, which the measurement changes for both processes."""
+    """The plan's time, which the measurement sets for both processes."""
 
     def __init__(self, value) -> None:
         self._value = value
 
     def __call__(self) -> float:
+        """Return the time."""
         return float(self._value.value)
 
 
@@ -61,8 +62,8 @@ def hub_of(plan, folder: Path, files, clock: Clock, pipe) -> None:
     with Listening(process, ssl_certfile=files[1], ssl_keyfile=files[2]) as listening:
         pipe.send(listening.port)
         while pipe.recv():
-            used = resource.getrusage(resource.RUSAGE_SELF)
-            pipe.send((used.ru_utime + used.ru_stime, len(hub.broadcasts)))
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            pipe.send((usage.ru_utime + usage.ru_stime, len(hub.broadcasts)))
 
 
 class Counted(Dialer):
@@ -71,6 +72,7 @@ class Counted(Dialer):
     up = down = 0
 
     def _post(self, data: bytes) -> list[bytes]:
+        """Send a message, and count the bytes of the message and the answers."""
         answers = super()._post(data)
         self.up += len(data)
         self.down += sum(map(len, answers))
@@ -116,7 +118,7 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                 sum(each_dialer.down for each_dialer in dialers),
             )
             value.value = float(close)
-            started, used = time.monotonic(), time.process_time()
+            started, party_seconds = time.monotonic(), time.process_time()
             for _ in range(12):
                 for dialer in dialers:
                     trouble = dialer.round()
@@ -128,14 +130,14 @@ def measured(protocol: str, silos: int, dimension: int, folder: Path) -> dict[st
                     break
             else:
                 raise AssertionError(f"release {release} has not come to all silos")
-            elapsed, used = time.monotonic() - started, time.process_time() - used
+            elapsed, party_seconds = time.monotonic() - started, time.process_time() - party_seconds
             parent_end.send(True)
             after, released = parent_end.recv()
             assert released == release
             if release > 1:
                 seconds += elapsed
                 cpu += after - before
-                party_cpu += used
+                party_cpu += party_seconds
                 up += sum(each_dialer.up for each_dialer in dialers) - bytes_before[0]
                 down += sum(each_dialer.down for each_dialer in dialers) - bytes_before[1]
     finally:

@@ -95,8 +95,8 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
         return chosen_with_clocks(rng)
     names = [name for name in PLANS if seed >= ALL or PLANS[name][0] != BITS]
     name, faults = rng.choice(names + list(WITHOUT_BATCHES) * (seed >= ALL)), rng.choice(FAULTS)
-    protocol, more = PLANS.get(name, (name, {}))
-    tables = {"federation": {"name": "tests", "least": 2}, **more}
+    protocol, plan_tables = PLANS.get(name, (name, {}))
+    tables = {"federation": {"name": "tests", "least": 2}, **plan_tables}
     tables["federation"] = {"name": "tests", **tables["federation"]}
     if protocol in WORDS and tables["federation"]["least"] == 2 and name in NEEDS_ALL:
         del tables["federation"]
@@ -206,7 +206,7 @@ def run_drawn(seed: int) -> tuple[Counter, str]:
 
 
 def waits_for_lost_records(name: str, world: World) -> bool:
-    """Return true if too few silos have a report of the next release, as their records are lost.
+    """Return true if too few silos have a report of the next release, since records are lost.
 
     They gave up the report, or announced a session before that their records are incomplete. See
     docs/deployment.md: such a plan waits.
@@ -225,17 +225,19 @@ def waits_for_lost_records(name: str, world: World) -> bool:
 
 
 class Redrawn(SiloParty):
-    """A silo with noise of the operating system, drawn again whenever a report is made."""
+    """A faulty silo: it draws new noise of the operating system for each repeated report."""
 
     def report(self, release):
+        """Return the report with new noise."""
         self._noise = SystemNoise()
         return super().report(release)
 
 
 class Reopening(Hub):
-    """A hub that makes a set of all silos that have reported by now, whatever the log says."""
+    """A faulty hub: it makes a set of all silos that have reported by now, not that of its log."""
 
     def _broadcast(self, release):
+        """Replace the set of the release by all silos that have reported, then broadcast."""
         reported_silos = [
             index for index in range(self.plan.silos) if (release, index) in self.reports
         ]
@@ -245,16 +247,18 @@ class Reopening(Hub):
 
 
 class ByCount(SiloParty):
-    """A silo whose leaf ends when it has as many records as its batch."""
+    """A faulty silo: its leaf ends after as many records as a batch has, not at its close."""
 
     def _open_leaf(self, now):
+        """Return the leaf of the next record, by the number of records so far."""
         return min(1 + sum(e.leaf > 0 for e in self.ended.values()) // 5, self.plan.releases)
 
 
 class Opener(Hub):
-    """A hub that opens a release with fewer silos than the plan allows."""
+    """A faulty hub: it opens a release with fewer silos than the plan allows."""
 
     def _open_next_set(self, release, now):
+        """Open a set of one silo, as soon as a silo has reported."""
         reported_silos = [
             index for index in range(self.plan.silos) if (release, index) in self.reports
         ]
@@ -265,9 +269,10 @@ class Opener(Hub):
 
 
 class Renaming(Hub):
-    """A hub that also asks the helper for the set without its last silo."""
+    """A faulty hub: it also requests the set without its last silo from the helper."""
 
     def _requests_to_helper(self):
+        """Return the requests, and each once more without its last silo."""
         messages = super()._requests_to_helper()
         for receiver, data in messages:
             body = self.wire.body(self.wire.read(data), Opened)
@@ -278,10 +283,10 @@ class Renaming(Hub):
 
 
 class Obliging(Helper):
-    """A helper that opens every requested set and stores the first, since a store accepts no second
-    one."""
+    """A faulty helper: it opens every requested set, but stores only the first."""
 
     def handle(self, data, now):
+        """Handle a request as if no set of this or a later release had been opened."""
         release = self.wire.read(data).release
         stored = self.sets, self.answers
         self.sets, self.answers = (

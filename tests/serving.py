@@ -176,28 +176,28 @@ def main():
     parser.add_argument("--sync-ms", type=float, nargs="+", default=[0.0, 3.0])
     parser.add_argument("--alone", action="store_true", help="a disk that has one sync at a time")
     parser.add_argument("--folder", help="where state is stored; by default a new temporary folder")
-    given = parser.parse_args()
-    if given.alone:
+    arguments = parser.parse_args()
+    if arguments.alone:
         os.environ["FASTFED_SYNC_ALONE"] = "1"
     print(
         "sync ms  clients  pairs/s  silo CPU us/pair  decide p50/p99 ms  reward p50/p99 ms  "
         "inside p50/p99 ms  sync p50/p99 ms"
     )
-    for sync_ms in given.sync_ms:
-        for clients in given.clients:
-            with tempfile.TemporaryDirectory(dir=given.folder) as place:
-                folder, library = made_silo(Path(place) / "agent"), slow_sync(place)
-                file, program = Path(place) / "inside", load_program(place)
+    for sync_ms in arguments.sync_ms:
+        for clients in arguments.clients:
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
+                folder, library = made_silo(Path(temporary) / "agent"), slow_sync(temporary)
+                file, program = Path(temporary) / "inside", load_program(temporary)
                 with running(folder, sync_ms, library, file) as (process, path):
                     loaded(program, path, clients, 0.5)
                     before, start = cpu_seconds(process.pid), time.perf_counter()
-                    times = loaded(program, path, clients, given.seconds)
+                    times = loaded(program, path, clients, arguments.seconds)
                     rate = len(times) / (time.perf_counter() - start)
                     cpu = (cpu_seconds(process.pid) - before) / len(times) * 1e6
                 rows = [np.array(row.split(), float) for row in file.read_text().splitlines()]
                 # Without the first moments, in which the silo is not warm yet.
-                late = [*times.T, *(row[len(row) // 5 :] for row in rows if len(row))]
-            quantiles = [1e3 * np.quantile(row, [0.5, 0.99]) for row in late]
+                times_after_start = [*times.T, *(row[len(row) // 5 :] for row in rows if len(row))]
+            quantiles = [1e3 * np.quantile(row, [0.5, 0.99]) for row in times_after_start]
             print(
                 f"{sync_ms:7g}  {clients:7}  {rate:7.0f}  {cpu:16.0f}  "
                 + "  ".join(f"{p50:8.2f} / {p99:6.2f}" for p50, p99 in quantiles),

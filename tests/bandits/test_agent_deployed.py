@@ -137,12 +137,12 @@ def test_linucb_without_batches_sends_nothing():
 def noise_bound(plan: Plan) -> np.ndarray:
     """Return an upper bound on the noise std of every entry in the last release."""
     if plan.encoding is None:
-        bias, off, diagonal = plan.noise_std.parts
-        batch_std = np.array([bias, bias, diagonal, off, diagonal])
+        bias, off_diagonal, diagonal = plan.noise_std.parts
+        batch_std = np.array([bias, bias, diagonal, off_diagonal, diagonal])
     else:
-        ones, users = plan.batch_size * plan.encoding.noise_bits[0], plan.batch_size
-        batch_std = np.sqrt(0.1875 * ones + users / 4) / plan.encoding.each(0, 2)
-    # A release adds at most one of these per batch; nested draws add one more.
+        noise_bits, users = plan.batch_size * plan.encoding.noise_bits[0], plan.batch_size
+        batch_std = np.sqrt(0.1875 * noise_bits + users / 4) / plan.encoding.each(0, 2)
+    # A release adds at most one such noise per batch; nested draws add one more.
     return batch_std * np.sqrt(plan.releases + 1)
 
 
@@ -201,7 +201,7 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
     if isinstance(messages[0], Bits):
         ones = np.array([single_message.bits.sum(axis=1) for single_message in messages])
         g, b = plan.encoding.each(0, 2), plan.encoding.noise_bits[0]
-        # A zero is g ones of 2 g, without rounding, plus Bin(b, 1/4) noise bits.
+        # A user with a zero sends g ones among 2 g bits, and Bin(b, 1/4) ones among noise bits.
         draws, variance = (ones - g - b / 4).T, np.full(5, 0.1875 * b)
     elif isinstance(messages[0], Counts):
         b = plan.encoding.noise_bits[0]
@@ -211,8 +211,9 @@ def test_noise_of_users_has_the_plans_variance(algorithm, keys):
         )
     else:
         draws = np.array([single_message.values for single_message in messages]).T
-        bias, off, diagonal = plan.user_std.parts
-        variance = np.square([bias, bias, diagonal, off, diagonal])
+        bias, off_diagonal, diagonal = plan.user_std.parts
+        variance = np.square([bias, bias, diagonal, off_diagonal, diagonal])
+    # The square of a standard normal has variance 2; each limit is 5 standard deviations.
     scaled = np.square(draws) / variance[:, None]
     assert abs(scaled.mean() - 1.0) < 5 * np.sqrt(2.0 / scaled.size)
     assert (np.abs(scaled.mean(axis=1) - 1.0) < 5 * np.sqrt(2.0 / len(messages))).all()
@@ -226,6 +227,7 @@ class FailsOncePerDraw(SeededNoise):
         self.requested: set[tuple[Any, ...]] = set()
 
     def __getattribute__(self, name: str) -> Any:
+        """Return an attribute; methods that draw fail at the first request for each key."""
         attribute = super().__getattribute__(name)
         if name not in ("node", "random_u32", "point_binomials", "permutation", "shuffle_bits"):
             return attribute
@@ -273,8 +275,8 @@ def test_a_users_message_is_their_point_plus_noise():
     assert isinstance(message, Report)
     assert user.clipped_feature and user.clipped_reward
     z = SeededNoise(1).node(0, 7, 2)
-    bias, off, diagonal = plan.user_std.parts
-    noise = z * [bias, bias, diagonal, off, diagonal]
+    bias, off_diagonal, diagonal = plan.user_std.parts
+    noise = z * [bias, bias, diagonal, off_diagonal, diagonal]
     # x = (0.6, 0.8) and y = 0.
     np.testing.assert_allclose(
         message.values, noise + np.array([0.0, 0.0, 0.36, 0.48, 0.64]), rtol=1e-12

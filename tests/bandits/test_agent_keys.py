@@ -38,9 +38,9 @@ def make(algorithm: str, problem: ProblemSpec = SETTING, **keys: Any) -> System:
 
 def side_claims(system: System) -> dict[str, SideCertificate]:
     """Return the additional claims of the certificate by the first word of their model."""
-    listed = system.certificate.also
-    claims = {side.model.split(":")[0]: side for side in listed}
-    assert len(claims) == len(listed)
+    side_certificates = system.certificate.also
+    claims = {side.model.split(":")[0]: side for side in side_certificates}
+    assert len(claims) == len(side_certificates)
     return claims
 
 

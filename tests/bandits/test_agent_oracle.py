@@ -35,9 +35,9 @@ from fastfed.simulation.systems import make_system
 AGENTS = dict(problems.agents())
 
 
-def experiment(environment, sizes, **more):
+def experiment(environment, sizes, **keys):
     """Return an experiment by the papers' rule: the action with the largest bound is chosen."""
-    return experiment_of(environment, sizes, **{"sieve": 1.0, **more})
+    return experiment_of(environment, sizes, **{"sieve": 1.0, **keys})
 
 
 PUBLISHED = {"calibration": "published-code", "radius": "published-code"}
@@ -54,9 +54,9 @@ class OracleDraws:
 
     def gaussian(self, silo, number, factor=1.0):
         """Return noise of x y and of x x' for a numbered draw, scaled by ``factor``."""
-        d, (bias, off, diagonal) = self.plan.dimension, (factor * s for s in self.stds)
+        d, (bias, off_diagonal, diagonal) = self.plan.dimension, (factor * s for s in self.stds)
         z = self.source.node(silo, number, d)
-        covariance = np.array(symmetric(z[d:])) * off
+        covariance = np.array(symmetric(z[d:])) * off_diagonal
         np.fill_diagonal(covariance, np.diag(symmetric(z[d:])) * diagonal)
         return z[:d] * bias, covariance
 
@@ -76,7 +76,7 @@ class OracleDraws:
 
     @staticmethod
     def whole(ones):
-        """Return numbers that must be whole, as integers."""
+        """Return these numbers as integers; they must already be whole."""
         assert (ones == np.rint(ones)).all()
         return np.rint(ones).astype(np.int64)
 
@@ -193,6 +193,7 @@ def regularizer_and_width(e, sizes):
     M, alpha = T // B, keys["failure_probability"]
 
     def observed_rounds(t, m):
+        """Return the number of rounds that the radius of round t counts after m releases."""
         # With releases in every round and no noise, the package also counts the current round.
         return m * B if plan.batch_size else t
 
@@ -272,6 +273,7 @@ def replay_run(e, outcome, sizes, change=lambda direct: direct, rule=None):
     (actions,), (rewards,) = outcome.actions, outcome.rewards
 
     def contexts(t):
+        """Return the features of the actions of round t."""
         return environment.round(0, t)[0].astype(float)
 
     def points(t):
@@ -538,6 +540,7 @@ def test_noise_bounds_hold():
                 norms = np.linalg.norm(symmetric(total[3:]), 2), np.linalg.norm(total[:3])
                 events |= [norm > bound[m] for norm, bound in zip(norms, bounds, strict=True)]
             failed += events
+        # The mean is at most 1000 / 8 = 125; 45 is 4.3 binomial standard deviations.
         assert (failed < 125 + 45).all(), protocol
         # The bounds are not trivial: if they were half as large, they would fail often.
         assert failed.sum() > 0 or protocol == "linucb-sdp-vec"
@@ -610,6 +613,7 @@ def test_runs_equal_the_published_code_in_its_features(name):
     (actions,), (rewards,) = outcome.actions, outcome.rewards
 
     def contexts(t):
+        """Return the features of the actions of round t."""
         return PUBLISHED_NORM * environment.round(0, t)[0].astype(float)
 
     def points(t):

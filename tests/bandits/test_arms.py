@@ -93,8 +93,8 @@ def experiment(
 def system(curve: dict[str, Any], silos: int = 3, horizon: int = 120, **keys: Any) -> Any:
     """Return the system of a curve on arms."""
     table = {k: v for k, v in {**curve, **keys}.items() if v is not None and k != "algorithm"}
-    facts = Arms(means=MEANS).facts(silos, horizon)
-    problem = problem_spec(facts, silos, horizon)
+    environment_facts = Arms(means=MEANS).facts(silos, horizon)
+    problem = problem_spec(environment_facts, silos, horizon)
     return ALGORITHMS[curve["algorithm"]].make(table, problem)
 
 
@@ -127,7 +127,7 @@ def test_the_two_drivers_agree_at_corner_sizes(
 def test_the_two_drivers_agree_where_silos_are_simulated_in_groups(
     name: str, silos: int, arms: int
 ) -> None:
-    """Groups have 16 silos; the last one is not full (src/ff_groups.c)."""
+    """Use groups of 16 silos, the last of which is not full (src/ff_groups.c)."""
     e = experiment(CURVES[name], silos, 90, Arms(actions=arms))
     (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e, rounds_per_call=37)
     assert_same_bits(compiled_outcome, step_outcome)
@@ -169,19 +169,19 @@ def test_the_two_drivers_agree_for_one_agent(keys: dict[str, Any]) -> None:
 # ---- choices against the oracle ------------------------------------------------------------------
 
 
-class Watched(Silo):
-    """A silo that records the key of its draws."""
+class KeyRecordingSilo(Silo):
+    """A silo that records the key of its last draw of a score."""
 
     key = 0
 
     def _score_key(self) -> int:
-        """Draw the key of the score function, and keep it for the test."""
+        """Draw the key of the score function, and record it."""
         self.key = super()._score_key()
         return self.key
 
 
 def bounds_of(deployment: Any) -> oracle.Bounds:
-    """Return the numbers that the oracle's bounds follow from."""
+    """Return the numbers from which the oracle's confidence bounds are computed."""
     plan, theory = deployment.plan, deployment.theory
     arms = plan.dimension
     union = 1 if plan.lazy or plan.batch_size == 1 else plan.silos
@@ -201,7 +201,10 @@ def replay(deployment: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarra
     plan, bounds = deployment.plan, bounds_of(deployment)
     arms, noise = plan.dimension, SeededNoise(seed, replicate)
     world = Arms(means=MEANS).open(seed, replicate, plan.silos)
-    silos, server = [Watched(plan, i, noise) for i in range(plan.silos)], Server(plan, noise)
+    silos, server = (
+        [KeyRecordingSilo(plan, i, noise) for i in range(plan.silos)],
+        Server(plan, noise),
+    )
     shuffler = Shuffler(plan, noise)
     diagonal = [arms + a * (a + 1) // 2 + a for a in range(arms)]
     total, release = np.zeros(plan.statistic_size), 0
@@ -231,8 +234,10 @@ def replay(deployment: Any, seed: int = 5, replicate: int = 0) -> list[np.ndarra
             silo.observe(reward)
             y = reward
             if plan.flips:
-                up, flip = SeededNoise(seed, replicate).random_u32(i, t, 4).view(np.uint64) >> 11
-                bit = int(float(up) < reward * 2.0**53) ^ int(int(flip) < plan.flips)
+                to_bit, to_flip = (
+                    SeededNoise(seed, replicate).random_u32(i, t, 4).view(np.uint64) >> 11
+                )
+                bit = int(float(to_bit) < reward * 2.0**53) ^ int(int(to_flip) < plan.flips)
                 q = plan.flips / 2.0**53
                 y = (bit - q) / (1.0 - 2.0 * q)
             points[i].append((chosen, y))
@@ -254,14 +259,14 @@ REPLAYED = [name for name in CURVES if name not in ("random", "drawn once")]
 
 @pytest.mark.parametrize("name", REPLAYED)
 def test_the_oracle_repeats_every_choice(name: str) -> None:
-    """Counts and sums are added up anew, also from users' bits, and released sums are given."""
+    """The oracle adds up counts and sums again, also from users' bits; released sums are given."""
     releases = replay(system(CURVES[name]))
-    off = [4 + i * (i + 1) // 2 + j for i in range(4) for j in range(i)]
+    off_diagonal = [4 + i * (i + 1) // 2 + j for i in range(4) for j in range(i)]
     for total in releases:
-        assert (total[off] == 0.0).all()
+        assert (total[off_diagonal] == 0.0).all()
 
 
-def test_the_oracle_notices_another_radius() -> None:
+def test_the_oracle_detects_a_changed_radius() -> None:
     deployment = system(CURVES["federated, no sieve"])
     radius = dataclasses.replace(deployment.plan.radius, multiplier=0.2)
     wrong = dataclasses.replace(
@@ -329,8 +334,8 @@ def test_draws_of_thompson_sampling_have_the_posterior_of_each_mean(wins: int, l
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.9, 1.0, 1.7])
-def test_the_sensitivity_is_that_of_the_worst_pair_of_records(ratio: float) -> None:
-    """Compare with an enumeration; it is below the account if counts have more noise than sums."""
+def test_the_sensitivity_of_arms_equals_the_largest_change_by_a_record(ratio: float) -> None:
+    """Compare with an enumeration, which is smaller if counts have more noise than sums."""
     assert oracle.largest_mu(2.0, 2.0 * ratio) <= (1.0 + 1e-12) * joint_sensitivity(
         "replace", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio
     )
@@ -338,9 +343,9 @@ def test_the_sensitivity_is_that_of_the_worst_pair_of_records(ratio: float) -> N
         assert oracle.largest_mu(2.0, 2.0 * ratio) == pytest.approx(
             joint_sensitivity("replace", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio), rel=1e-12
         )
-    left = math.hypot(1.0 / 2.0, 1.0 / (2.0 * ratio))
+    zero_out_by_hand = math.hypot(1.0 / 2.0, 1.0 / (2.0 * ratio))
     zero_out = joint_sensitivity("zero-out", DIAGONAL, bias_std=2.0, cov_std=2.0 * ratio)
-    assert zero_out == pytest.approx(left, rel=1e-12)
+    assert zero_out == pytest.approx(zero_out_by_hand, rel=1e-12)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -350,7 +355,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
-def test_the_certificate_is_that_of_the_noise(protocol: str) -> None:
+def test_the_certificate_of_arms_follows_from_their_noise(protocol: str) -> None:
     """One user enters floor(log2 K) + 1 nodes of the tree, in the worst case all of them."""
     deployment = system(PRIVATE, protocol=protocol, release="tree", batch_size=15)
     std = deployment.plan.noise_std
@@ -400,7 +405,7 @@ def test_a_score_for_the_diagonal_is_refused_without_arms() -> None:
         check_plan(dataclasses.replace(plan, score=score))
 
 
-def test_an_environment_that_breaks_its_promise_fails() -> None:
+def test_an_environment_whose_features_are_not_unit_vectors_fails() -> None:
     e = experiment(CURVES["thompson"])
     plan = e.curves[0].system.plan
     world = Sphere(dimension=4, actions=3).open(0, 0, 3)
@@ -409,7 +414,7 @@ def test_an_environment_that_breaks_its_promise_fails() -> None:
 
 
 def test_a_silo_refuses_features_that_are_no_arm() -> None:
-    """The entries off the diagonal have no noise, so other features would be sent in the clear."""
+    """The reason: entries off the diagonal have no noise, so such features would be exposed."""
     silo = Silo(system(CURVES["silo"]).plan, 0, SeededNoise(1, 0))
     for actions in (np.full((1, 4), 0.5), np.full((4, 4), 0.5), np.eye(4)[:3], np.eye(4)[::-1]):
         with pytest.raises(InputError, match=r"actions must be the unit vectors numpy.eye\(4\)"):
@@ -438,7 +443,7 @@ def test_deployments_refuse_arms() -> None:
 def covered(curve: dict[str, Any], runs: int, multiplier: float = 1.0) -> int:
     """Return in how many runs every mean was in its confidence set whenever a silo chose."""
     deployment = system(curve, silos=2, horizon=40, failure_probability=0.2, sieve=1.0)
-    plan, held = deployment.plan, 0
+    plan, covered_runs = deployment.plan, 0
     rows = np.asfortranarray(np.eye(4), np.float32)
     for replicate in range(runs):
         noise = SeededNoise(11, replicate)
@@ -456,8 +461,8 @@ def covered(curve: dict[str, Any], runs: int, multiplier: float = 1.0) -> int:
                 broadcast = server.combine([silo.report() for silo in silos])
                 for silo in silos:
                     silo.receive(broadcast)
-        held += holds
-    return held
+        covered_runs += holds
+    return covered_runs
 
 
 COVERED = {
@@ -535,7 +540,7 @@ def test_regret_is_below_its_bound() -> None:
         ({"algorithm": "thompson", "epsilon": 1.0}, 'unknown key "epsilon" for thompson'),
     ],
 )
-def test_what_arms_do_not_allow_is_refused(curve: dict[str, Any], message: str) -> None:
+def test_keys_that_arms_do_not_allow_are_refused(curve: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         experiment(curve)
 
@@ -558,7 +563,7 @@ def test_other_protocols_have_no_account_for_arms(protocol: str) -> None:
 # ---- widths of the sieve, and advice -------------------------------------------------------------
 
 
-def test_widths_are_those_of_one_coordinate() -> None:
+def test_widths_of_arms_equal_widths_in_one_dimension() -> None:
     """C of docs/radius.md without noise (n = E = 0, lambda = c = 1), for rows of one arm."""
     plan = system(CURVES["federated"]).plan
     alpha = 0.01 / 4.0
@@ -573,7 +578,7 @@ def test_messages_are_counts_and_sums() -> None:
     assert plan.bits_up_of(2) == plan.bits_down_of(2) == 2 * 64 * (4 + 4) * 3
 
 
-def test_advice_compares_what_takes_arms() -> None:
+def test_advice_on_arms_compares_only_protocols_for_arms() -> None:
     keys = {"silos": 3, "horizon": 60, "epsilon": 4.0, "delta": 1e-5, "seconds": 0.05}
     answer = advice.plan(environment=Arms(means=MEANS), **keys)
     assert {verdict.trust for verdict in answer.verdicts} == {"silo-ldp", "central"}

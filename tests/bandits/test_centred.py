@@ -50,7 +50,7 @@ CASES: list[dict[str, Any]] = [
 def release_of(case: dict[str, Any]) -> Release:
     """Return the case as the oracle's release, entry by entry."""
     layout, s = case.get("layout", "goe2"), case.get("covariance_std", 1.0)
-    off, diagonal = layout_stds(layout, s)
+    off_diagonal, diagonal = layout_stds(layout, s)
     bias = case.get("bias_std", 1.0)
     return Release(
         kappa=case.get("kappa", 1.0),
@@ -58,9 +58,9 @@ def release_of(case: dict[str, Any]) -> Release:
         feature_bound=case.get("feature_bound", HALF),
         bias=bias,
         constant_bias=case.get("constant_bias_std", bias),
-        off_diagonal=off,
+        off_diagonal=off_diagonal,
         diagonal=diagonal,
-        cross=case.get("cross_std", off),
+        cross=case.get("cross_std", off_diagonal),
     )
 
 
@@ -218,8 +218,8 @@ def test_errors_name_the_bad_argument_of_the_sensitivity(
 def test_table_of_the_documentation_is_correct() -> None:
     """Check the noise of a coordinate at mu = 1, for b = o and for the best ratio."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "centred.md").read_text("utf-8")
-    head, *table = [line for line in page.splitlines() if line.startswith("| ")]
-    kappas = [float(k) for k in re.findall(r"[0-9]+", head)]
+    header, *table = [line for line in page.splitlines() if line.startswith("| ")]
+    kappas = [float(k) for k in re.findall(r"[0-9]+", header)]
     lines = re.findall(r"^\| (.+?) \| (.+) \|$", "\n".join(table), re.MULTILINE)
     assert len(lines) == 4
 
@@ -229,9 +229,9 @@ def test_table_of_the_documentation_is_correct() -> None:
         return math.hypot(1.0, ratio * tau) * mu
 
     for declared, cells in lines:
-        ends = [float(p) for p in re.findall(r"[0-9.]+", declared)] or [0.0, 1.0]
+        interval_ends = [float(p) for p in re.findall(r"[0-9.]+", declared)] or [0.0, 1.0]
         for kappa, cell in zip(kappas, cells.split(" | "), strict=True):
-            tau = centred_norm(kappa, 0.5, (ends[0], ends[-1])).tau
+            tau = centred_norm(kappa, 0.5, (interval_ends[0], interval_ends[-1])).tau
             best = min(noise_of(kappa, tau, r) for r in np.geomspace(0.3, 3.0, 200))
             assert cell == f"{noise_of(kappa, tau, 1.0):.3f} ({best:.3f})"
     without_intercept = math.hypot(1.0, 0.7) * user_sensitivity("replace", "goe2", cov_std=0.7)
@@ -284,12 +284,12 @@ def test_norm_has_its_closed_form() -> None:
             # From kappa = 2 on there is no additional variance along a direction.
             assert kappa < 2.0 or unknown_rate.along == pytest.approx(0.0, abs=1e-14)
         # A base rate within 1 / (1 + kappa) of 1/2 is as good as a known base rate.
-        reach = 1.0 / (1.0 + kappa)
-        near = centred_norm(kappa, 0.5, (0.5 - reach, 0.5 + reach))
+        half_width = 1.0 / (1.0 + kappa)
+        near = centred_norm(kappa, 0.5, (0.5 - half_width, 0.5 + half_width))
         assert near.tau == pytest.approx(HALF, rel=1e-14)
         assert near.along == pytest.approx(0.5, rel=1e-13)
-        if reach < 0.5:
-            slightly_wider = centred_norm(kappa, 0.5, (0.499 - reach, 0.5)).tau
+        if half_width < 0.5:
+            slightly_wider = centred_norm(kappa, 0.5, (0.499 - half_width, 0.5)).tau
             assert slightly_wider > HALF * (1.0 + 1e-4)
     assert centred_norm(1.0).along == pytest.approx(0.5)
 
@@ -476,8 +476,10 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     tau, d, count = 1.7, 3, 20_000
     rng = np.random.default_rng(9)
     theta = tau * np.array([0.6, -0.48, 0.64])
-    steps, scale, apart = 40, 0.5, 0.2
-    remainder = Remainder(np.array([0.0, apart]), np.array([0.0, scale * math.sqrt(steps)]), 1e-4)
+    steps, scale, coupling = 40, 0.5, 0.2
+    remainder = Remainder(
+        np.array([0.0, coupling]), np.array([0.0, scale * math.sqrt(steps)]), 1e-4
+    )
     distribution = NoiseDistribution(
         NoiseStd(1.0, 0.8, 0.8), 1.0, np.array([0.0, 1.0]), remainder=remainder
     )
@@ -500,7 +502,7 @@ def test_bound_for_bits_holds_with_another_tau() -> None:
     # The coupling moves every entry away from 0 in the direction of the error.
     push_n = np.einsum("ni,j->nij", np.sign(error), np.sign(theta))
     push_n = np.sign(push_n + push_n.transpose(0, 2, 1))
-    error = error + apart * (push_n @ theta + np.sign(error))
+    error = error + coupling * (push_n @ theta + np.sign(error))
     bound = distribution.errors(d, 0.1, tau)[1]
     norms = np.linalg.norm(error, axis=1)
     assert (norms > bound).sum() <= stats.binom.isf(FALSE_ALARM, count, 0.1)

@@ -62,8 +62,8 @@ CURVES = {
 
 def experiment(keys, clock=None, environment=None, **sizes):
     """Return an experiment of one curve with this clock."""
-    more = {"clock": clock} if clock is not None else {}
-    return one_curve.experiment({**keys, **more}, environment, **sizes)
+    clock_keys = {"clock": clock} if clock is not None else {}
+    return one_curve.experiment({**keys, **clock_keys}, environment, **sizes)
 
 
 # ---- Clocks --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_pickle_holds_the_keys_only():
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_equal_clocks_are_the_curve_without_clocks(keys):
+def test_equal_clocks_give_the_results_without_clocks(keys):
     plain, equal = experiment(keys), experiment(keys, {})
     plan, clocked = plain.curves[0].system.plan, equal.curves[0].system.plan
     assert type(plan) is Plan and type(clocked) is ClockedPlan
@@ -198,7 +198,7 @@ def test_drivers_agree_with_centred_rewards():
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_a_silo_that_never_serves_is_no_silo(keys):
+def test_a_silo_that_never_serves_changes_no_result(keys):
     # The defaults of these keys depend on the number of silos.
     if "release" not in keys and keys.get("protocol") == "silo-ldp":
         keys = keys | {"release": "factorised", "saturation": 0.0}
@@ -210,7 +210,7 @@ def test_a_silo_that_never_serves_is_no_silo(keys):
     assert_same_bits(a, b, ("group_regret", "total", "synchronisations", "bits_up"))
 
 
-def test_a_leaver_is_a_report_that_no_longer_changes():
+def test_the_last_report_of_a_silo_that_leaves_stays_in_the_sum():
     e = experiment(CURVES["silo-ldp"], {"asleep": [[1, 20]]})
     plan, environment = e.curves[0].system.plan, e.environment.open(e.seed, 0, e.silos)
     federation = server.Federation(plan, SeededNoise(e.seed, 0))
@@ -333,18 +333,18 @@ def test_runs_equal_the_oracle(name, clock):
     e = experiment(keys, clock, rows_of_different_length())
     outcome = fast(e)
     assert outcome.events["indefinite"] == 0
-    seen = oracle_replay(e, clock, outcome)
-    assert seen.nearest_floor > 1e-9
-    assert seen.worst_gap < 1e-9
-    np.testing.assert_allclose(outcome.group_regret, seen.group_regret, rtol=1e-12, atol=1e-12)
-    assert outcome.synchronisations[-1] == len(seen.views)
-    if seen.views:
-        covariance, bias = seen.views[-1]
+    replayed = oracle_replay(e, clock, outcome)
+    assert replayed.nearest_floor > 1e-9
+    assert replayed.worst_gap < 1e-9
+    np.testing.assert_allclose(outcome.group_regret, replayed.group_regret, rtol=1e-12, atol=1e-12)
+    assert outcome.synchronisations[-1] == len(replayed.views)
+    if replayed.views:
+        covariance, bias = replayed.views[-1]
         total = np.concatenate([bias, covariance[np.tril_indices(4)]])
         np.testing.assert_allclose(outcome.total, total, rtol=1e-9, atol=1e-9)
 
 
-def test_the_oracle_notices_wrong_clocks():
+def test_the_oracle_detects_wrong_clocks():
     """A rate that differs a little, or a leaver who stays, makes the replay differ."""
     clock = {"rates": [0.31], "asleep": [[1, 40]]}
     e = experiment(CURVES["none"] | {"sieve": 1.0}, clock, rows_of_different_length())
@@ -362,7 +362,7 @@ def test_the_oracle_notices_wrong_clocks():
 
 @pytest.mark.parametrize("name", ["silo-ldp", "prefix", "two budgets"])
 def test_the_error_bound_is_that_of_the_sum_of_the_silos_noise(name):
-    """Each view has the variance sum_i f_i^2 v(k_i), and bounds hold for V views together."""
+    """Check the variance sum_i f_i^2 v(k_i) of each view, and bounds for all V views together."""
     clock, alpha = CLOCKS["all differ"], 0.5
     keys = CURVES[name] | {"failure_probability": alpha}
     plan = experiment(keys, clock).curves[0].system.plan
@@ -387,6 +387,7 @@ def test_the_error_bound_is_that_of_the_sum_of_the_silos_noise(name):
         if not v:
             assert std == bound[v] == 0.0
             continue
+        # About 50 000 / V of the draws exceed the bound, so that 15 % are several standard errors.
         tail = float((norms * std > bound[v]).mean())
         assert tail == pytest.approx(alpha / 4.0 / views, rel=0.15)
 
@@ -449,11 +450,11 @@ def test_certificates_are_those_of_the_largest_number_of_reports(name):
         "when a silo reports does not depend on contexts or rewards (its clock is public)"
     ]
     assert released(clocked.plan)[0] == released(plain.plan)[0]
-    fewer = [c for c in after.also if "reports" in c.model]
+    silos_with_fewer = [c for c in after.also if "reports" in c.model]
     if name in ("buffered", "two budgets"):
-        assert not fewer
+        assert not silos_with_fewer
         return
-    (side,) = fewer
+    (side,) = silos_with_fewer
     reports = clocked.plan.clocks.reports_of_silos
     assert reports[1] < reports[0] == reports[2] == plain.plan.releases
     assert f"users of silo 1, with {reports[1]} reports" in side.model
@@ -468,7 +469,7 @@ def test_certificates_are_those_of_the_largest_number_of_reports(name):
         assert ratio <= 1.0 and side.exact.epsilon == pytest.approx(event.exact(), rel=1e-9)
 
 
-def test_slow_silos_need_noise_for_fewer_reports():
+def test_noise_is_calibrated_to_the_largest_number_of_reports():
     """Noise is calibrated for K, the largest number of reports of a silo."""
     slow = {"rates": [0.1, 0.1, 0.1]}
     plain, clocked = (experiment(CURVES["silo-ldp"], c).curves[0].system.plan for c in (None, slow))
@@ -498,7 +499,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_no_proof_covers_is_refused(sentence):
+def test_keys_that_no_proof_covers_are_refused(sentence):
     with pytest.raises(InputError, match=sentence):
         experiment(PRIVATE | REFUSED[sentence], {})
 
@@ -537,14 +538,14 @@ def test_step_objects_refuse_the_key():
         )  # fmt: skip
 
 
-def test_a_plan_with_other_clocks_has_no_account():
-    """The account of the plan's numbers refuses what the keys refuse, and more reports than K."""
+def test_plans_with_other_clocks_have_no_account():
+    """The account refuses plans whose keys would be refused, and plans with more reports than K."""
     system = experiment(CURVES["silo-ldp"], {"rates": [0.1, 0.1, 0.1]}).curves[0].system
     plan = system.plan
     released(plan)
-    more = replace(plan.clocks, rates=(0.1, 0.1, 0.9))
+    faster_silo = replace(plan.clocks, rates=(0.1, 0.1, 0.9))
     for changes in (
-        {"clocks": more},
+        {"clocks": faster_silo},
         {"clocks": replace(plan.clocks, silos=2)},
         {"clocks": replace(plan.clocks, by="days")},
         {"clocks": replace(plan.clocks, rates=(0.1, 0.1, 2.0))},
@@ -705,7 +706,7 @@ def test_confidence_sets_hold_under_many_adversarial_clocks():
     check_coverage(250)
 
 
-def test_coverage_notices_an_error_bound_that_is_too_small():
+def test_coverage_detects_an_error_bound_that_is_too_small():
     results = [observed("little noise", i, factor=1.0 / 3.0) for i in range(20)]
     failures = sum(not r.error for r in results)
     assert failures > int(stats.binom.isf(1e-6, 20, ALPHA))
@@ -714,7 +715,7 @@ def test_coverage_notices_an_error_bound_that_is_too_small():
 @pytest.mark.parametrize("clock", ["all differ", "outages", "calendar with outages"])
 @pytest.mark.parametrize("name", ["silo-ldp", "none", "prefix"])
 def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
-    """Sums and widths over the rows of the event loop, row by row."""
+    """Compute the bound from the widths of all rows of the event loop, added row by row."""
     e = experiment(CURVES[name], CLOCKS[clock])
     plan, theory = e.curves[0].system.plan, e.curves[0].system.theory
     assert theory.proven
@@ -743,13 +744,13 @@ def test_the_regret_bound_counts_the_batches_of_each_silo(name, clock):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
-    """Step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
+def test_rows_of_silos_with_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
+    """Check step 4 of `direct_regret_bound` for batches of single silos, on skewed rows."""
     rng = np.random.default_rng(seed)
     silos, horizon, d, c = 4, 80, 3, 0.1
     clock = random_clock(rng, silos, horizon)
     clocks = oracle_clocks(clock, range(3, horizon, 5), silos, horizon)
-    # After the last tick, all rows are added that no silo has reported.
+    # After the last tick, the rows that no silo has reported are added.
     due_at = {**dict(clocks.exchanges()), horizon: range(silos)}
     view, waiting = dict.fromkeys(range(silos), 0), {i: [] for i in range(silos)}
     matrices, reported = [c * np.eye(d)], []
@@ -758,23 +759,23 @@ def test_rows_of_own_clocks_add_up_as_in_the_proof_of_the_regret_bound(seed):
             if clocks.serves(i, tick):
                 x = rng.normal(size=d) * (1.0, 0.3, 0.1)
                 waiting[i].append(x / max(1.0, np.linalg.norm(x)))
-        if due := due_at.get(tick):
-            rows = [x for i in due for x in waiting[i]]
+        if senders := due_at.get(tick):
+            rows = [x for i in senders for x in waiting[i]]
             matrices.append(matrices[-1] + sum((np.outer(x, x) for x in rows), np.zeros((d, d))))
-            for i in due:
+            for i in senders:
                 reported.append((i, view[i], len(matrices) - 1, waiting[i]))
                 view[i], waiting[i] = len(matrices) - 1, []
     total = sum(len(rows) for *_, rows in reported)
     growth = d * math.log(1.0 + total / (d * c))
-    bad_value, good = dict.fromkeys(range(silos), 0), 0.0
+    bad_batches, good_sum = dict.fromkeys(range(silos), 0), 0.0
     for i, v, w, rows in reported:
         before, after = matrices[v], matrices[w]
         if np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1] > math.log(2.0):
-            bad_value[i] += 1
+            bad_batches[i] += 1
         else:
-            good += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
-    assert total and good <= 2.0 * growth
-    assert max(bad_value.values()) <= growth / math.log(2.0)
+            good_sum += sum(float(x @ np.linalg.solve(before, x)) for x in rows)
+    assert total and good_sum <= 2.0 * growth
+    assert max(bad_batches.values()) <= growth / math.log(2.0)
 
 
 def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():
@@ -785,7 +786,7 @@ def test_the_regret_bound_of_equal_clocks_is_that_without_clocks():
 
 
 def test_the_slack_of_the_sieve_counts_the_rows_of_the_view():
-    """C of docs/radius.md after step 2, with the rows of each view by the event loop."""
+    """Compute C of docs/radius.md after step 2, with the rows of each view by the event loop."""
     clock = CLOCKS["outages"]
     system = experiment(CURVES["silo-ldp"], clock).curves[0].system
     plan, radius, d = system.plan, system.plan.radius, system.plan.dimension

@@ -53,8 +53,8 @@ CURVES = {
 
 def experiment(keys, delay=None, environment=None, **sizes):
     """Return an experiment of one curve with this delay."""
-    more = {"delay": delay} if delay else {}
-    return one_curve.experiment({**keys, **more}, environment, **sizes)
+    delay_keys = {"delay": delay} if delay else {}
+    return one_curve.experiment({**keys, **delay_keys}, environment, **sizes)
 
 
 def arrivals_of(e, delay, silos=SILOS, horizon=HORIZON):
@@ -108,20 +108,20 @@ def test_runs_equal_the_oracle(name, delay):
 @pytest.mark.parametrize("delay", DELAYS.values(), ids=DELAYS)
 @pytest.mark.parametrize("name", [n for n in CURVES if CURVES[n].get("delta")])
 def test_a_release_holds_the_arrived_rewards_and_the_noise_without_delays(name, delay):
-    """Noise does not depend on delays, and sums contain what had arrived, no more and no less."""
+    """Noise does not depend on delays, and sums contain exactly the rewards that had arrived."""
     noises = []
-    for each in (delay, None):
-        e = experiment(CURVES[name], each)
+    for delay_of_run in (delay, None):
+        e = experiment(CURVES[name], delay_of_run)
         plan, outcome = e.curves[0].system.plan, step(e)
         last = plan.end(plan.releases)
-        arrivals = arrivals_of(e, each or {"kind": "constant"})
+        arrivals = arrivals_of(e, delay_of_run or {"kind": "constant"})
         environment = e.environment.open(e.seed, 0, e.silos)
         points = []
         for i in range(SILOS):
             for t in range(1, HORIZON + 1):
                 x = environment.round(i, t)[0][outcome.actions[i, t - 1]].astype(float)
                 x /= max(1.0, np.linalg.norm(x))
-                if (when := arrivals[i][t - 1]) is not None and when <= last:
+                if (arrival := arrivals[i][t - 1]) is not None and arrival <= last:
                     points.append((x, outcome.rewards[i, t - 1]))
         noises.append(outcome.total - oracle.statistic(points, 4))
     # A secure sum is rounded to its grid.
@@ -143,13 +143,14 @@ def test_draws_have_the_distribution_of_the_oracle(delay):
         assert plan.delay(bits) == expected
 
 
-def test_delays_have_the_mean_of_their_key():
+def test_delays_have_the_mean_that_the_key_states():
     noise = SeededNoise(1, 0)
     for delay, mean in (
         ({"kind": "geometric", "mean": 6.0}, 6.0),
         ({"kind": "uniform", "low": 2, "high": 9}, 5.5),
     ):
         draws = [oracle.delay_of(noise.delay(0, t), **delay) for t in range(1, 20001)]
+        # The means have standard errors of at most 0.05; the limit is four of these.
         assert np.mean(draws) == pytest.approx(mean, abs=0.2)
     # Draws of different silos and rounds are different.
     assert len({noise.delay(i, t) for i in range(20) for t in range(50)}) == 1000
@@ -192,7 +193,7 @@ def test_drivers_agree_where_scores_are_cached(name, world):
 
 
 @pytest.mark.parametrize("keys", CURVES.values(), ids=CURVES)
-def test_delay_0_is_no_delay(keys):
+def test_a_delay_of_0_gives_the_results_without_delays(keys):
     plain = step(experiment(keys))
     for delay in (
         {"kind": "constant", "rounds": 0},
@@ -275,26 +276,28 @@ def test_one_record_enters_one_batch():
     never = 0
     for t in range(1, HORIZON + 1):
         differing = np.flatnonzero((reports(t) != before).any(axis=1)).tolist()
-        when = arrivals[t - 1]
-        if when is None or when > plan.end(plan.releases):
+        arrival = arrivals[t - 1]
+        if arrival is None or arrival > plan.end(plan.releases):
             never += 1
             assert differing == []
         else:
-            assert differing == [(when - 1) // 6]
+            assert differing == [(arrival - 1) // 6]
     assert 0 < never < HORIZON
 
 
 @pytest.mark.parametrize("name", [n for n in CURVES if CURVES[n].get("delta")])
 def test_certificates_are_those_without_delays_and_name_the_condition(name):
-    plain, late = (experiment(CURVES[name], d).curves[0].system for d in (None, DELAYS["deadline"]))
-    before, after = plain.certificate, late.certificate
+    plain, delayed = (
+        experiment(CURVES[name], d).curves[0].system for d in (None, DELAYS["deadline"])
+    )
+    before, after = plain.certificate, delayed.certificate
     assert (before.status, after.status) == ("proven", "proven")
     assert before.exact == after.exact and before.noise_std == after.noise_std
     added = [c for c in after.conditions if c not in before.conditions]
     assert [c.text for c in added] == [
         "when a reward arrives does not depend on data (each delay is drawn)"
     ]
-    assert released(late.plan) == released(plain.plan)
+    assert released(delayed.plan) == released(plain.plan)
 
 
 REFUSED = {
@@ -309,7 +312,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("sentence", REFUSED)
-def test_what_no_proof_covers_is_refused(sentence):
+def test_keys_that_no_proof_covers_are_refused(sentence):
     environment = Sphere(dimension=3, actions=5, intercept=2.0)
     with pytest.raises(InputError, match=sentence):
         experiment(PRIVATE | REFUSED[sentence], DELAYS["geometric"], environment)
@@ -330,7 +333,7 @@ def test_other_systems_refuse_the_key(keys):
 
 
 def test_a_plan_with_delays_has_no_account_in_other_protocols():
-    """The account of the plan's numbers refuses what the keys refuse."""
+    """The account refuses plans whose keys would be refused."""
     arrivals = Delay(**DELAYS["geometric"]).arrivals(HORIZON)
     for changes in (
         {"protocol": "shuffle-vector"},
@@ -365,10 +368,10 @@ def test_deployments_refuse_the_key():
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2", "lemma-c4"])
 def test_only_the_direct_radius_is_proven_and_no_regret_bound(radius):
     keys = PRIVATE | {"protocol": "central", "radius": radius}
-    plain, late = (experiment(keys, d).curves[0].system for d in (None, DELAYS["geometric"]))
-    assert late.theory.proven == (radius == "direct")
-    assert ("rewards that arrive late" in " ".join(late.theory.caveats)) == (radius != "direct")
-    assert direct_regret_bound(late.plan, late.theory) is None
+    plain, delayed = (experiment(keys, d).curves[0].system for d in (None, DELAYS["geometric"]))
+    assert delayed.theory.proven == (radius == "direct")
+    assert ("rewards that arrive late" in " ".join(delayed.theory.caveats)) == (radius != "direct")
+    assert direct_regret_bound(delayed.plan, delayed.theory) is None
     assert (direct_regret_bound(plain.plan, plain.theory) is None) == (radius != "direct")
     assert type(plain.plan) is Plan
 

@@ -109,9 +109,9 @@ class ObservedRun:
                 self.play(silo, round)
             if self.silos[0].due:
                 self.synchronise()
-        seen = RunResult(rewards=self.rewards_hold(), broken=self.broken())
-        self.judge_releases(seen)
-        return seen
+        result = RunResult(rewards=self.rewards_hold(), broken=self.broken())
+        self.judge_releases(result)
+        return result
 
     def raw(self, silo: Silo) -> tuple[np.ndarray, np.ndarray]:
         """Return G and u of the silo's V."""
@@ -178,8 +178,8 @@ class ObservedRun:
         actual = (s * np.linalg.solve(anchored, s[..., None])[..., 0]).sum(axis=-1)
         return bool((actual <= radius.scale**2 * (radius.base + grown)).all())
 
-    def judge_releases(self, seen: RunResult) -> None:
-        """Record in `seen` whether noise, error and inflation hold at every release."""
+    def judge_releases(self, result: RunResult) -> None:
+        """Record in `result` whether noise, error and inflation hold at every release."""
         values, gram, u, w, inflation, indefinite = (
             np.array(part) for part in zip(*self.releases, strict=True)
         )
@@ -196,11 +196,11 @@ class ObservedRun:
         least = np.linalg.eigvalsh(ROUNDING_FACTOR * inflation[:, None, None] * v - anchored)[:, 0]
         # The noise is bounded at this release and at all releases before it.
         so_far = np.logical_and.accumulate(holds)
-        seen.noise = bool(holds.all())
-        seen.error = bool((error <= self.plan.radius.error_bound[k]).all())
-        seen.fell = bool((lam < 0.99 * self.plan.regularizer[k]).any())
-        seen.indefinite = bool(indefinite.any())
-        seen.dominated = bool(((least >= 0.0) | ~so_far).all())
+        result.noise = bool(holds.all())
+        result.error = bool((error <= self.plan.radius.error_bound[k]).all())
+        result.fell = bool((lam < 0.99 * self.plan.regularizer[k]).any())
+        result.indefinite = bool(indefinite.any())
+        result.dominated = bool(((least >= 0.0) | ~so_far).all())
 
 
 def results_of_all_curves(runs: int) -> dict[str, list[RunResult]]:
@@ -326,6 +326,7 @@ def test_missing_second_bonus_is_detected():
         """A planted fault: runs whose scores lack the second bonus."""
 
         def play(self, silo: Silo, round: int) -> None:
+            """Play a round without the second bonus."""
             silo._second_bonus = 0.0
             super().play(silo, round)
 

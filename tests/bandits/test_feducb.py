@@ -166,13 +166,12 @@ def test_budget_covers_both_sums_and_private_schedule(horizon, budget, relation)
     assert c.status == "proven" and condition_holds(system, NOISY_SCHEDULE)
     assert 1.0 - 1e-9 < c.exact.epsilon / epsilon <= 1.0
     assert "zhou-chowdhury-2024, Appendix D.2" in c.source
-    # Both trees together: the tree of the sums and the tree that the schedule reads, one leaf per
-    # round.
-    sums = user_sensitivity(relation, "goe2") / system.plan.noise_std.bias
-    read = user_sensitivity(relation, "goe2", bias_std=math.inf) / rule.std[0]
+    # Both trees together, with one leaf per round: that of the sums and that of the schedule.
+    sum_sensitivity = user_sensitivity(relation, "goe2") / system.plan.noise_std.bias
+    schedule_sensitivity = user_sensitivity(relation, "goe2", bias_std=math.inf) / rule.std[0]
     nodes = math.sqrt(depth(horizon))
-    mu = compose([nodes * sums, nodes * read])
-    assert sums == pytest.approx(read)
+    mu = compose([nodes * sum_sensitivity, nodes * schedule_sensitivity])
+    assert sum_sensitivity == pytest.approx(schedule_sensitivity)
     assert epsilon_of(mu, delta) == pytest.approx(epsilon, rel=1e-9)
     # Without functions of the package: 2 and 1 for replace, sqrt(3/2) and sqrt(1/2) for zero-out.
     square, other = (4.0, 1.0) if relation == "replace" else (1.5, 0.5)
@@ -206,9 +205,9 @@ def test_communication_in_every_round_is_a_fixed_schedule(lazy):
     assert system.plan.trigger is None and system.plan.batch_size == 1
     assert system.certificate.status == "proven" and condition_holds(system, SCHEDULE)
     assert system.certificate.exact.epsilon == pytest.approx(1.0, rel=1e-9)
-    same = make(**FIXED, batch_size=1, lazy=lazy)
-    assert same.plan.noise_std == system.plan.noise_std
-    assert same.certificate == system.certificate
+    batches_of_one = make(**FIXED, batch_size=1, lazy=lazy)
+    assert batches_of_one.plan.noise_std == system.plan.noise_std
+    assert batches_of_one.certificate == system.certificate
 
 
 @pytest.mark.parametrize("schedule", ["determinant", "fixed"])
@@ -487,9 +486,8 @@ def test_direct_radius_of_a_private_schedule_covers_every_release():
 
 
 @pytest.mark.parametrize("schedule", ["determinant", "private-determinant"])
-def test_confidence_sets_cover_in_a_whole_run(schedule):
-    """Check that the last confidence set contains theta* in 60 runs, with failure probability
-    0.2."""
+def test_the_last_confidence_set_of_a_run_contains_theta(schedule):
+    """Check the last confidence set of 60 runs; at most 20 %, its failure probability, may fail."""
     from fastfed.simulation import compiled
 
     sphere = Sphere(dimension=3, actions=5)

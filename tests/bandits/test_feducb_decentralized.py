@@ -226,6 +226,7 @@ def test_both_drivers_agree_bit_for_bit(name):
 
 def test_each_case_shows_what_its_name_says():
     def syncs(name):
+        """Return the number of synchronisations in the run of a case."""
         return int(run_case(name)[1].synchronisations[-1])
 
     plans = {name: plan_of(run_case(name)[0]) for name in CASES}
@@ -554,7 +555,7 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
 
     ``changes`` replace arguments of ``oracle.replay_decentralised``.
     """
-    plan, keys, law = plan_of(e), e.curves[0].keys, constants_of(e)
+    plan, keys, constants = plan_of(e), e.curves[0].keys, constants_of(e)
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     clique_size = {i: len(clique) for clique in plan.graph.cliques(plan.gamma) for i in clique}
     # The plan's radius already holds a union over orders of events; recover alpha from it.
@@ -564,7 +565,7 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
         """Return the radius of silo i in round t for its matrix v."""
         return keys["radius_multiplier"] * oracle.beta(
             v, sigma=0.5, alpha=alpha, norm=1.0, M=clique_size[i],
-            rho_min=law.rho_min, rho_max=law.rho_max, kappa=law.kappa,
+            rho_min=constants.rho_min, rho_max=constants.rho_max, kappa=constants.kappa,
         )  # fmt: skip
 
     arguments: dict[str, Any] = {
@@ -575,13 +576,13 @@ def replay(e: Experiment, outcome: Outcome, **changes: Any) -> oracle.Decentrali
         "adjacency": adjacency(plan.graph),
         "gamma": plan.gamma,
         "cliques": plan.graph.cliques(plan.gamma),
-        "rho_min": law.rho_min,
-        "rho_max": law.rho_max,
+        "rho_min": constants.rho_min,
+        "rho_max": constants.rho_max,
         "radius": radius,
         "L": 1.0,
-        "schedule": "determinant" if law.batch_size is None else "fixed",
-        "threshold": law.threshold,
-        "batch_size": law.batch_size,
+        "schedule": "determinant" if constants.batch_size is None else "fixed",
+        "threshold": constants.threshold,
+        "batch_size": constants.batch_size,
         "noise": node_noise(e) if keys["private"] else None,
         "clip": (1.0, 0.0, 1.0),
         "lazy": keys["lazy"],
@@ -641,8 +642,8 @@ def check_against_paper(e: Experiment, outcome: Outcome) -> oracle.Decentralised
     for t, i, total in replayed.history:
         part = plan.of_silo[i][t % plan.gamma].plan
         release, sums = peer_run.used[t, i]
-        wanted = packed_sums(part, part.entry(release), total)
-        errors.append(np.abs(sums - wanted).max() / max(1.0, np.abs(total[0]).max()))
+        expected = packed_sums(part, part.entry(release), total)
+        errors.append(np.abs(sums - expected).max() / max(1.0, np.abs(total[0]).max()))
     assert len(errors) == e.silos * e.horizon and max(errors) < 1e-8
     np.testing.assert_array_equal(outcome.total, peer_run.totals)
     # Compare the final sums with their definition; some were still under way after the last round.
@@ -766,6 +767,7 @@ def test_replay_detects_counts_of_all_silos_in_place_of_the_clique(name):
         return {"regularizer": np.array([ratio * r[0], r[1]])}
 
     def extra(part: Part, plan: PeerPlan) -> dict[str, Any]:
+        """Return the trigger with the matrix for the number of all silos, a planted fault."""
         return changed_trigger(part, extra=part.plan.trigger.extra * plan.silos / len(part.clique))
 
     # Without noise the trigger adds nothing. With noise it adds more than the initial V.
@@ -812,10 +814,12 @@ def test_no_two_draws_share_a_key():
             self.rounds: list[tuple[int, int]] = []
 
         def node(self, silo: int, node: int, dimension: int) -> np.ndarray:
+            """Record the silo and node, and draw the noise."""
             self.drawn.append((silo, node))
             return super().node(silo, node, dimension)
 
         def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+            """Record the silo and round, and draw the noise."""
             self.rounds.append((silo, round))
             return super().trigger(silo, round, dimension)
 
@@ -851,7 +855,7 @@ def requests_by_definition(e: Experiment, outcome: Outcome) -> list[tuple[int, i
     """Return (round, silo, estimator) of every request, computed from actions, trigger and noise.
 
     The determinant trigger is line 3.6; the private one is equation (10) of zhou-chowdhury-2024.
-    Its noise is that of prefix n in a tree over single uses, which starts anew after each
+    Its noise is that of prefix n in a tree over single uses, which begins again after each
     synchronisation.
     """
     plan, opened_environment = plan_of(e), e.environment.open(e.seed, 0, e.silos)
@@ -919,8 +923,10 @@ def test_private_trigger_fires_as_defined(name):
     assert sorted(peer_run.requests) == requests_by_definition(e, outcome)
     np.testing.assert_array_equal(outcome.bits_up, 8.0 * peer_run.bytes_by)
     for part, total in zip(plan_of(e).parts, outcome.total, strict=True):
-        wanted = total_by_definition(e, part, outcome, peer_run.broadcasts, node_noise(e))
-        np.testing.assert_allclose(total, wanted, rtol=0, atol=1e-8 * max(1.0, np.abs(total).max()))
+        expected = total_by_definition(e, part, outcome, peer_run.broadcasts, node_noise(e))
+        np.testing.assert_allclose(
+            total, expected, rtol=0, atol=1e-8 * max(1.0, np.abs(total).max())
+        )
 
 
 # -- Compared with the centralised system ----------------------------------------------------------
@@ -1427,16 +1433,16 @@ def test_theorem_2_bound_follows_its_proof():
     """
     assert not experiment(**CASES["two cliques"]).curves[0].system.bounds_at(np.array([1]))
     e = experiment(**{**CASES["two cliques"], **EAGER})
-    law, keys = constants_of(e), e.curves[0].keys
+    constants, keys = constants_of(e), e.curves[0].keys
     bound_values = e.curves[0].system.bounds_at(np.array([1, 19]))["theorem-2"]
     for T, value in zip((1, 19), bound_values, strict=True):
         sizes = {"T": T, "d": 3}
-        grown = oracle.log_growth(T, 3, 1.0, law.rho_min, law.rho_max, 1)
-        bar = oracle.beta_bar(
-            sigma=0.5, alpha=keys["failure_probability"], norm=1.0, M=5, L=1.0, kappa=law.kappa,
-            rho_min=law.rho_min, rho_max=law.rho_max, **sizes,
+        grown = oracle.log_growth(T, 3, 1.0, constants.rho_min, constants.rho_max, 1)
+        beta_bar = oracle.beta_bar(
+            sigma=0.5, alpha=keys["failure_probability"], norm=1.0, M=5, L=1.0,
+            kappa=constants.kappa, rho_min=constants.rho_min, rho_max=constants.rho_max, **sizes,
         )  # fmt: skip
         expected = oracle.theorem_2_two_terms(
-            law.threshold, bar, sizes=[3, 2], gamma=1, grown=grown, **sizes
+            constants.threshold, beta_bar, sizes=[3, 2], gamma=1, grown=grown, **sizes
         )
         assert value == pytest.approx(expected, rel=1e-12)

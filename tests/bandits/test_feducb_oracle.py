@@ -58,7 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
         **OPEN, "silos": 2, "horizon": 14, "dimension": 19, "actions": 37, "communication": 6.0,
         "lazy": False,
     },
-    "more features than are looked at anew": {
+    "more features than are examined again": {
         **OPEN, "silos": 2, "horizon": 14, "dimension": 27, "actions": 5, "communication": 6.0,
     },
     # The same schedules with noise in the sums; the trigger uses no noise.
@@ -150,6 +150,7 @@ def uneven_environment() -> Python:
     """
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
+        """Return features of 2 to 4 actions, whose norm grows with the silo, and their means."""
         rng = np.random.default_rng([seed, replicate, silo, round])
         features = rng.normal(size=(2 + round % 3, 3))
         features *= (0.3 + 0.4 * silo) / np.linalg.norm(features, axis=1, keepdims=True)
@@ -219,7 +220,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
     values, observe = [], Clock.observe
 
     def record_value(clock: Clock, x: np.ndarray, round: int) -> bool:
-        """Observe as before, and note the value that is compared."""
+        """Call the original method, and record the value that is compared."""
         requests = observe(clock, x, round)
         values.append(clock.value)
         return requests
@@ -241,6 +242,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
 
 def test_each_case_shows_what_its_name_says():
     def rounds(name):
+        """Return the rounds of the case that ended with a synchronisation."""
         return synchronisation_rounds(run_case(name)[1])
 
     for name in ("every round", "sharp, every round"):
@@ -289,9 +291,9 @@ def test_sparse_checkpoints_show_the_same_values_as_dense_checkpoints(name):
     e, dense = run_case(name)
     checkpoints = sorted({2, 3, 11, *synchronisation_rounds(dense)[:2], e.horizon - 1})
     sparse = run_compiled(e, checkpoints)
-    at = np.array(checkpoints) - 1
+    indices = np.array(checkpoints) - 1
     for field in ("group_regret", "synchronisations", "bits_up", "bits_down"):
-        np.testing.assert_array_equal(getattr(sparse, field), getattr(dense, field)[at])
+        np.testing.assert_array_equal(getattr(sparse, field), getattr(dense, field)[indices])
     np.testing.assert_array_equal(sparse.actions, dense.actions)
 
 

@@ -402,9 +402,12 @@ def test_a_report_is_sent_after_its_noise_source_recovers():
 
 def test_an_observation_can_be_repeated_after_trigger_noise_failed():
     class FailsOnce(SeededNoise):
+        """A noise source whose trigger noise fails once in round 3."""
+
         failed = False
 
         def trigger(self, silo: int, round: int, dimension: int) -> np.ndarray:
+            """Draw the noise of the trigger; fail once, in round 3."""
             if round == 3 and not self.failed:
                 self.failed = True
                 raise OSError("no entropy")

@@ -1,6 +1,6 @@
 """Check the key `returning` of feducb, for persons who are users of several silos.
 
-The oracle finds the worst pair of records by itself and composes the silos' Gaussian mechanisms
+The oracle finds the worst pair of records independently and composes the silos' Gaussian mechanisms
 with SciPy. It imports nothing from the package's accounting.
 """
 

@@ -133,6 +133,7 @@ def test_far_tail_agrees_with_large_deviations(d):
     edge = math.sqrt(2.0 * d)
 
     def rate(y: float) -> float:
+        """Return the antiderivative of sqrt(y^2 - 2 d) that is 0 at the edge."""
         return 0.5 * (y * math.sqrt(y * y - 2 * d) - 2 * d * math.acosh(y / edge))
 
     first, last = np.searchsorted(x, [edge + 5.0, edge + 9.0])

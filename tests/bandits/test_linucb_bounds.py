@@ -55,7 +55,7 @@ THEOREMS: dict[str, Bound] = {
     "B.1": theorem(bounds.theorem_b_1),
     "C.1": theorem(bounds.theorem_c_1),
     "E.3": theorem(bounds.theorem_e_3, printed=True),
-    "E.3-mended": theorem(bounds.theorem_e_3),
+    "E.3-corrected": theorem(bounds.theorem_e_3),
     "E.5": theorem(bounds.theorem_e_5),
     "F.1": theorem(bounds.proposition_f_1),
     "F.3": theorem(bounds.proposition_f_3),
@@ -140,7 +140,7 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     logs = math.log(1e4) * math.log(1e6)
     first_term = 1600 * math.log(1e4)
     corrected = (math.log(1e6) * math.log(1e4) * math.log(200)) ** 0.25
-    assert THEOREMS["E.3-mended"](*arguments) == pytest.approx(
+    assert THEOREMS["E.3-corrected"](*arguments) == pytest.approx(
         first_term + 16_000 * corrected * logs
     )
     assert THEOREMS["C.1"](*arguments) == pytest.approx(
@@ -182,6 +182,7 @@ def test_bounds_are_monotone(result: str) -> None:
 
 def test_other_bounds_are_monotone() -> None:
     def cost(T: int, d: int, epsilon: float, delta: float, M0: int) -> float:
+        """Return the bound of Proposition E.7 for a user of M0 rounds."""
         return bounds.proposition_e_7(setting_of(T, d, 1, epsilon, delta), M0)
 
     value = cost(1000, 5, 0.5, 0.1, 10)
@@ -209,7 +210,7 @@ def test_batch_rules_are_monotone() -> None:
         assert rule(10**7, 5, 0.3, 0.01, constant=2.0) in (2 * B, 2 * B - 1)
 
 
-@pytest.mark.parametrize("result", ["B.1", "C.1", "E.3", "E.3-mended", "E.5", "F.1"])
+@pytest.mark.parametrize("result", ["B.1", "C.1", "E.3", "E.3-corrected", "E.5", "F.1"])
 def test_bounds_without_the_dropped_term_still_hold(result: str) -> None:
     """Check that the first term exceeds T if d sqrt(T) ln(T/alpha) exceeds the second term."""
     count = 0
@@ -243,7 +244,7 @@ def test_lemma_a_4_implies_the_bounds() -> None:
     T, d, B, delta = 10_000, 4, 100, 1e-290
     for result, sigma, ratio in [
         ("B.1", oracle.amp_noise_std(0.01, delta, B) * 100, 32**0.25),
-        ("E.3-mended", oracle.amp_returning_noise_std(0.01, delta, B, 100) * 100, 16**0.5),
+        ("E.3-corrected", oracle.amp_returning_noise_std(0.01, delta, B, 100) * 100, 16**0.5),
         ("E.3", oracle.amp_returning_noise_std_printed(0.01, delta, B, T) * 100, 16**0.5),
         ("C.1", math.sqrt(3 / 16 * 24e4) * math.log(1 / delta) / 0.01 * 10, 45_000**0.25),
     ]:
@@ -261,7 +262,7 @@ def test_corrected_bounds_exceed_the_printed_ones() -> None:
             assert THEOREMS["3.2"](*arguments) > THEOREMS["B.1"](*arguments)
         with_batches_of_one = (T, d, 1, epsilon, delta, 0.1)
         printed = THEOREMS["E.3"](*with_batches_of_one)
-        assert THEOREMS["E.3-mended"](*with_batches_of_one) > printed
+        assert THEOREMS["E.3-corrected"](*with_batches_of_one) > printed
 
 
 # -- Batch rules make both terms of a bound equal --------------------------------------------------
@@ -299,7 +300,7 @@ def test_batch_rules_make_both_terms_equal(epsilon: float, delta: float, d: int)
         (THEOREMS["C.1"], "C.3", epsilon / math.sqrt(B["C.3"]), 1.0),
         (THEOREMS["E.3"], "E.4", epsilon, math.sqrt(logarithms["2"] / logarithms["T"])),
         (
-            THEOREMS["E.3-mended"],
+            THEOREMS["E.3-corrected"],
             "E.4",
             epsilon,
             (math.log(T / B["E.4"] / delta) * logarithms["2"] / logarithms["T"] ** 2) ** 0.25,
@@ -372,15 +373,15 @@ def test_settings_are_checked(key: str, bad_values: tuple[Any, ...], message: st
 
 
 def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
-    whole = setting_of(1000, 5, 20, 1.0, 0.1, 0.1)
+    complete = setting_of(1000, 5, 20, 1.0, 0.1, 0.1)
     refused: list[tuple[Callable[[], float], str]] = [
-        (lambda: bounds.proposition_e_7(whole, 1001), "rounds_per_user must be an integer >= 1"),
-        (lambda: bounds.lemma_a_4(whole, -1), "noise_std must be >= 0, got -1"),
-        (lambda: bounds.lemma_a_2(whole, 0.5, 2.0), "beta must be >= 1, got 0.5"),
-        (lambda: bounds.lemma_a_2(whole, 2.0, 0), "lambda_min must be > 0, got 0"),
-        (lambda: bounds.theorem_e_3(whole, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
-        (lambda: bounds.batch_size("B.1", whole), 'rule must be one of "3.3", "F.2"'),
-        (lambda: bounds.corollary_bound("F.2", whole), 'corollary must be one of "3.3", "B.2"'),
+        (lambda: bounds.proposition_e_7(complete, 1001), "rounds_per_user must be an integer >= 1"),
+        (lambda: bounds.lemma_a_4(complete, -1), "noise_std must be >= 0, got -1"),
+        (lambda: bounds.lemma_a_2(complete, 0.5, 2.0), "beta must be >= 1, got 0.5"),
+        (lambda: bounds.lemma_a_2(complete, 2.0, 0), "lambda_min must be > 0, got 0"),
+        (lambda: bounds.theorem_e_3(complete, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
+        (lambda: bounds.batch_size("B.1", complete), 'rule must be one of "3.3", "F.2"'),
+        (lambda: bounds.corollary_bound("F.2", complete), 'corollary must be one of "3.3", "B.2"'),
         (lambda: bounds.batch_size("B.2", setting_of(1000)), "this bound needs delta"),
         (lambda: bounds.lemma_a_4(setting_of(1000), 1.0), "this bound needs failure_probability"),
     ]

@@ -38,6 +38,7 @@ def oracle_bits(plan, seed):
     size, encoding = plan.statistic_size, plan.encoding
 
     def level_of(k):
+        """Return the level of the node that release k completes."""
         return (k & -k).bit_length() - 1
 
     def uniforms(silo, t, k):

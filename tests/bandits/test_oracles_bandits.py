@@ -181,12 +181,12 @@ def test_zhou_replays_equal_the_second_player(
             ]
         return sum(noises, sum_of_points(M, range(1, k * B + 1)))
 
-    out = zhou_replay(protocol, release=release, lazy=lazy)
-    check_replay(out, total, lazy=lazy, second=0.4)
+    replayed = zhou_replay(protocol, release=release, lazy=lazy)
+    check_replay(replayed, total, lazy=lazy, second=0.4)
     unsent = [
         sum_of_points(i + 1, range(22, 24)) - sum_of_points(i, range(22, 24)) for i in range(M)
     ]
-    for (W, U), expected in zip(out.local, unsent, strict=True):
+    for (W, U), expected in zip(replayed.local, unsent, strict=True):
         assert approx(expected[:D, :D]) == W
         assert approx(expected[:D, D]) == U
 
@@ -206,9 +206,11 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
     }
 
     def noise_bits(i: int, k: int) -> np.ndarray:
+        """Return the numbers of noise ones of silo i in node k, by round and entry."""
         return keyed_rng(7, i, k).binomial(encoding_of_node[k][1], 0.25, (len(rounds_of[k]), 9))
 
     def centred_noise_bits(i: int, k: int) -> np.ndarray:
+        """Return the sums of these numbers over the rounds of a node, minus their mean."""
         return np.sum(noise_bits(i, k) - encoding_of_node[k][1] / 4, axis=0)
 
     def node_matrix(k: int) -> np.ndarray:
@@ -219,7 +221,7 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
         bits = np.concatenate([noise_bits(i, k) for i in range(M)])
         return to_matrix(vector_sum.vector_sum(points, g, b, 1.0, uniforms, bits))
 
-    out = zhou_replay(
+    replayed = zhou_replay(
         "shuffle-vector",
         regularizer=lambda k: 80.0,
         encoding=lambda level: encodings[level],
@@ -227,7 +229,10 @@ def test_zhou_vector_sums_equal_sums_of_single_bits() -> None:
         centred_noise=centred_noise_bits,
     )
     check_replay(
-        out, lambda k: sum(map(node_matrix, dubey.tree_nodes(k))), second=0.4, lam=lambda k: 80.0
+        replayed,
+        lambda k: sum(map(node_matrix, dubey.tree_nodes(k))),
+        second=0.4,
+        lam=lambda k: 80.0,
     )
 
 
@@ -284,10 +289,10 @@ def test_dubey_replays_with_fixed_batches_equal_the_second_player(lazy: bool, no
         noises = [noise(i, n) for i in range(M) for n in dubey.tree_nodes(k)] if noisy else []
         return sum(noises, sum_of_points(M, range(1, k * B + 1))) + 48.0 * np.diag([1, 1, 1, 0])
 
-    out = dubey.replay(**ALL_SILOS | arguments, noise=noise if noisy else None)
-    check_replay(out, total, lazy=lazy, lam=lambda k: 0.0 if k else 24.0)
-    assert out.synchronisations == [*range(B, T + 1, B)]
-    assert out.bytes_up == out.bytes_down == 7 * M * 8 * (3 + 6)
+    replayed = dubey.replay(**ALL_SILOS | arguments, noise=noise if noisy else None)
+    check_replay(replayed, total, lazy=lazy, lam=lambda k: 0.0 if k else 24.0)
+    assert replayed.synchronisations == [*range(B, T + 1, B)]
+    assert replayed.bytes_up == replayed.bytes_down == 7 * M * 8 * (3 + 6)
     # A complete graph equals a server: each message crosses the edges of its sender and ends there.
     decentralised = dubey.replay_decentralised(
         **ALL_SILOS | arguments,
@@ -297,12 +302,12 @@ def test_dubey_replays_with_fixed_batches_equal_the_second_player(lazy: bool, no
         L=1.0,
         noise=(lambda i, g, n: noise(i, n)) if noisy else None,
     )
-    assert decentralised.worst_gap == approx(out.worst_gap, rel=1e-10)
-    assert decentralised.group_regret == approx(out.group_regret)
+    assert decentralised.worst_gap == approx(replayed.worst_gap, rel=1e-10)
+    assert decentralised.group_regret == approx(replayed.group_regret)
     for i in range(M):
-        for actual, expected in zip(decentralised.totals[i, 0], out.totals[-1], strict=True):
+        for actual, expected in zip(decentralised.totals[i, 0], replayed.totals[-1], strict=True):
             assert actual == approx(expected, abs=1e-10)
-        assert decentralised.local[i, 0][0] == approx(out.local[i][0])
+        assert decentralised.local[i, 0][0] == approx(replayed.local[i][0])
     assert decentralised.bytes_sent == 7 * M * (M - 1) * 72
 
 
@@ -330,13 +335,13 @@ def test_dubey_trigger_counts_rounds_since_the_last_synchronisation() -> None:
     Here n is the number of rounds since the last synchronisation.
     """
     arguments = one_dimensional(60, lambda t, i: 1, 2, rho_min=3.0, rho_max=5.0)
-    out = dubey.replay(**arguments, threshold=4.0)
+    replayed = dubey.replay(**arguments, threshold=4.0)
     expected, last = [], 0
     for t in range(1, 61):
         S = 8 + 2 * last if last else 6
         if (t - last) * log((S + t - last + 4) / S) >= 4:
             expected.append(last := t)
-    assert out.synchronisations == expected
+    assert replayed.synchronisations == expected
     assert len(expected) > 3
     # Of two silos, one has a feature of 1 in one round only: floor(5 / log 2) + 1 = 8.
     once = dubey.replay(
@@ -360,9 +365,9 @@ def test_dubey_private_determinant_tests_the_noisy_batch() -> None:
 
     arguments = one_dimensional(40, lambda t, i: 0, 1, rho_min=2.0, rho_max=2.0, threshold=6.0)
     arguments["schedule"] = "private-determinant"
-    out = dubey.replay(**arguments, local_noise=local_noise)
+    replayed = dubey.replay(**arguments, local_noise=local_noise)
     dt = first_round(lambda n: n * log(1 + 1.5 * n.bit_count() / 2) > 6)
-    assert out.synchronisations == [*range(dt, 41, dt)]
+    assert replayed.synchronisations == [*range(dt, 41, dt)]
     assert drawn_nodes[: dt + 1] == [*((0, n) for n in range(1, dt + 1)), (1, 1)]
     # With noise that makes the determinant negative the trigger never holds.
     without_trigger = dubey.replay(**arguments, local_noise=lambda i, k, n: np.full((1, 1), -9.0))
@@ -377,13 +382,13 @@ def test_dubey_graphs_and_clique_covers() -> None:
     assert dubey.graph_power(ring, 3).tolist() == complete_graph(6).tolist()
     assert dubey.distances(np.zeros((2, 2), dtype=int))[0, 1] == -1
     assert dubey.clique_of(line_graph(4), 2, [[2, 1, 0], [3]]) == [[0, 1, 2]] * 3 + [[3]]
-    for gamma, cover, message in [
+    for gamma, clique_cover, message in [
         (1, [[0, 1, 2], [3]], "further than 1 hops"),
         (2, [[0, 1], [2]], "exactly once"),
         (2, [[0, 1], [1, 2], [3]], "exactly once"),
     ]:
         with pytest.raises(ValueError, match=message):
-            dubey.clique_of(line_graph(4), gamma, cover)
+            dubey.clique_of(line_graph(4), gamma, clique_cover)
 
 
 @pytest.mark.parametrize(("count", "weight"), [("silos", 5), ("clique", 2)])
@@ -392,7 +397,7 @@ def test_dubey_requests_come_at_the_calculated_rounds(count: str, weight: int) -
 
     Here w is the weight of the initial statistics.
     """
-    out = dubey.replay_decentralised(
+    replayed = dubey.replay_decentralised(
         **one_dimensional(40, lambda t, i: 1, 5, rho_min=2.0, rho_max=6.0, threshold=24.0),
         adjacency=line_graph(5),
         gamma=1,
@@ -401,7 +406,7 @@ def test_dubey_requests_come_at_the_calculated_rounds(count: str, weight: int) -
         count=count,
     )
     first = first_round(lambda n: n * log((weight * 6 + n) / (weight * 2)) >= 12)
-    requests_of_pair = [(t, i) for t, i, _ in out.requests if i in (0, 1)]
+    requests_of_pair = [(t, i) for t, i, _ in replayed.requests if i in (0, 1)]
     assert requests_of_pair[:2] == [(first, 0), (first, 1)]
     # After the broadcast of first + 1 rounds, counting begins again from 2 shifted prefixes.
     S = 2 * 4 + 2 * (first + 1)
@@ -414,19 +419,19 @@ def test_dubey_requests_send_the_calculated_bytes() -> None:
 
     A message of an end crosses 1 + 2 edges, a message of the middle 2 + 1 + 1.
     """
-    out = dubey.replay_decentralised(
+    replayed = dubey.replay_decentralised(
         **one_dimensional(8, lambda t, i: i == 0 and t % 2, 3, threshold=2.0),
         adjacency=line_graph(3),
         gamma=2,
         cliques=[[0, 1, 2]],
         L=1.0,
     )
-    kinds = [type(message) for _, _, message in out.arrivals]
-    ((requested_round, *requesting_silo),) = out.requests
+    kinds = [type(message) for _, _, message in replayed.arrivals]
+    ((requested_round, *requesting_silo),) = replayed.requests
     assert requesting_silo == [0, 1]
-    assert out.broadcasts == [(requested_round + 2, i, 1) for i in range(3)]
+    assert replayed.broadcasts == [(requested_round + 2, i, 1) for i in range(3)]
     assert (kinds.count(dubey.Request), kinds.count(dubey.Statistics)) == (2, 6)
-    assert out.bytes_sent == 24 * 3 + 8 * 2 * (3 + 4 + 3)
+    assert replayed.bytes_sent == 24 * 3 + 8 * 2 * (3 + 4 + 3)
 
 
 # Chowdhury and Zhou (2022).
@@ -455,24 +460,26 @@ def test_chowdhury_replays_equal_the_second_player(
     if "order" in noise_arguments:
         arguments["order"] = lambda m: ([2, 0, 1], [1, 2, 0])  # type: ignore[assignment, return-value]
     rule: dict[str, Any] = {"regularizer": lambda m: 40.0 + m, "radius": width, "batch_size": B}
-    out = chowdhury.replay(**ONE_SILO, **arguments, **rule, system=system, best_rewards=REWARDS[1])
+    replayed = chowdhury.replay(
+        **ONE_SILO, **arguments, **rule, system=system, best_rewards=REWARDS[1]
+    )
     check_replay(
-        out,
+        replayed,
         lambda m: sum((noise(n) for n in noise_indices(m)), sum_of_points(1, range(1, m * B + 1))),
         silos=1,
         lazy=True,
         start=noise(0) if "prefix_noise" in noise_arguments else 0.0,
     )
-    assert out.batches == [*range(B, T + 1, B)]
+    assert replayed.batches == [*range(B, T + 1, B)]
     # If the best action was not chosen, the difference to its reward is added to the regret.
-    missed = [means(t).max() > means(t)[ACTIONS[0, t - 1]] for t in range(1, T + 1)]
-    assert out.realised_regret == approx(np.cumsum((REWARDS[1] - REWARDS[0]) * missed))
+    not_best = [means(t).max() > means(t)[ACTIONS[0, t - 1]] for t in range(1, T + 1)]
+    assert replayed.realised_regret == approx(np.cumsum((REWARDS[1] - REWARDS[0]) * not_best))
 
 
 def test_chowdhury_replays_with_batches_of_one_round_equal_the_second_player() -> None:
     rule: dict[str, Any] = {"regularizer": lambda m: 40.0 + m, "radius": width, "batch_size": 1}
-    out = chowdhury.replay(**ONE_SILO, **rule, system="linucb")
-    check_replay(out, lambda m: sum_of_points(1, range(1, m + 1)), silos=1, lazy=True, batch=1)
+    replayed = chowdhury.replay(**ONE_SILO, **rule, system="linucb")
+    check_replay(replayed, lambda m: sum_of_points(1, range(1, m + 1)), silos=1, lazy=True, batch=1)
 
 
 @pytest.mark.parametrize("noise_source", ["users", "batches", "bits"])
@@ -502,8 +509,8 @@ def test_chowdhury_vector_sums_equal_sums_of_single_bits(noise_source: str) -> N
         return to_matrix(np.sum(batches, axis=0))
 
     arguments |= {"regularizer": lambda m: 80.0, "radius": width, "batch_size": B}
-    out = chowdhury.replay(**ONE_SILO, **arguments, system="linucb-sdp-vec")
-    check_replay(out, total, silos=1, lazy=True, lam=lambda m: 80.0)
+    replayed = chowdhury.replay(**ONE_SILO, **arguments, system="linucb-sdp-vec")
+    check_replay(replayed, total, silos=1, lazy=True, lam=lambda m: 80.0)
 
 
 # Huang et al. (2023).
@@ -531,7 +538,7 @@ def test_robin_replays_equal_the_second_player(U: int | None, private: bool, fir
     rule = mechanism(D) if private else None
     arguments: dict[str, Any] = {"mechanism": rule, "first_estimate": first, "initial_phases": U}
     arguments |= {"actions": ACTIONS, "rewards": REWARDS, "contexts": contexts, "means": means}
-    out = huang.replay(**arguments, radius=lambda t, i, V: width(t, 0))
+    replayed = huang.replay(**arguments, radius=lambda t, i, V: width(t, 0))
     x = np.array([[contexts(t, i)[ACTIONS[i, t - 1]] for t in range(1, T + 1)] for i in range(M)])
     shared, released, largest_gap, regrets = None, [], 0.0, np.zeros((M, T))
     for t in range(1, T + 1):
@@ -556,12 +563,12 @@ def test_robin_replays_equal_the_second_player(U: int | None, private: bool, fir
             ]
             shared = rule.release(np.array(local), p) if rule else np.mean(local, axis=0)
             released.append(p)
-    assert out.worst_gap == approx(largest_gap) and largest_gap > 0.01
-    assert out.client_regret == approx(np.cumsum(regrets, axis=1))
-    assert out.group_regret == approx(np.cumsum(regrets.sum(axis=0)))
-    assert out.released == released
-    assert out.nearest_rank > 2
-    assert out.bytes_up == out.bytes_down == len(released) * M * 3 * 8
+    assert replayed.worst_gap == approx(largest_gap) and largest_gap > 0.01
+    assert replayed.client_regret == approx(np.cumsum(regrets, axis=1))
+    assert replayed.group_regret == approx(np.cumsum(regrets.sum(axis=0)))
+    assert replayed.released == released
+    assert replayed.nearest_rank > 2
+    assert replayed.bytes_up == replayed.bytes_down == len(released) * M * 3 * 8
 
 
 def test_robin_phases_and_scores() -> None:

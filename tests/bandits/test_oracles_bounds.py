@@ -144,9 +144,9 @@ def test_direct_bonuses_by_hand() -> None:
     V = np.array([[5.0, 3.0], [3.0, 5.0]])  # the determinant is 16
     assert zhou.direct_bonuses(direct_rule(), 1, 8.0, V) == approx((sqrt(2 + log(16)) / 2, 8.5))
     # lambda = 6: f = 1 + 2/4, and the determinant of V at full is at most f^2 times V's.
-    inside = 1.5 * (2 + log(16) + 2 * log(1.5 / 2.0))
+    under_root = 1.5 * (2 + log(16) + 2 * log(1.5 / 2.0))
     rule = direct_rule(anchor=2.0, multiplier=0.1)
-    assert zhou.direct_bonuses(rule, 1, 6.0, V) == approx((0.05 * sqrt(inside), 0.65))
+    assert zhou.direct_bonuses(rule, 1, 6.0, V) == approx((0.05 * sqrt(under_root), 0.65))
     # A determinant below the anchor's does not reduce the radius.
     assert zhou.direct_bonuses(direct_rule(anchor=9.0), 1, 8.0, V)[0] == approx(sqrt(2) / 2)
     with pytest.raises(ValueError, match="positive definite"):
@@ -197,13 +197,13 @@ def test_dubey_beta() -> None:
     V = np.diag([4.0, 9.0])
     constants: dict[str, Any] = {"sigma": 2.0, "alpha": 0.02, "norm": 3.0, "M": 5, "kappa": 0.7}
     constants |= {"rho_min": 0.4, "rho_max": 1.2}
-    rest = 3 * sqrt(6.0) + 0.7 * sqrt(5)
+    bias_terms = 3 * sqrt(6.0) + 0.7 * sqrt(5)
     for anchor, floor in ((None, 2.0), (2, 0.8)):
-        by_hand = 2 * sqrt(2 * log(100) + log(36) - 2 * log(floor)) + rest
+        by_hand = 2 * sqrt(2 * log(100) + log(36) - 2 * log(floor)) + bias_terms
         assert dubey.beta(V, anchor=anchor, **constants) == approx(by_hand)
     grown = 2 * log(3 + 1 / 0.8)
     actual = dubey.beta_bar(T=1, d=2, L=1.0, **constants)
-    assert actual == approx(2 * sqrt(2 * log(100) + grown) + rest)
+    assert actual == approx(2 * sqrt(2 * log(100) + grown) + bias_terms)
     # At delta = 1e-5 the printed kappa is too small for its noise, while Lambda is large enough.
     d, n, M, alpha, delta = 10, 10**5, 100, 0.01, 1e-5
     m = dubey.levels(n)
@@ -258,7 +258,7 @@ def test_dubey_bounds() -> None:
 def test_huang_radii() -> None:
     # 16 d (M+1) P / beta = 16 * 2 * 4 * 5 / .5 = 1280.
     assert huang.concentration_c1(3, 5, 2, 0.5, 0.1) == approx(80 * sqrt(log(1280)))
-    actual = huang.concentration_c1_mended(3, 5, 2, 0.5, 0.04)
+    actual = huang.concentration_c1_corrected(3, 5, 2, 0.5, 0.04)
     assert actual == approx(20 * sqrt(log(2560)))
     assert huang.concentration_radius(80.0, 4, 0.5) == approx(10.0)
     assert huang.rotated_radius(0.01, 8, 50, 0.02) == approx(0.1 * sqrt(log(2e4) / 8))
@@ -268,7 +268,7 @@ def test_huang_radii() -> None:
     assert huang.laplace_scale(0.1, 50, 0.5) == approx(0.032)
     root = sqrt(2 * log(50) + 3 * log(4))
     assert huang.linucb_alpha(5, 3, 0.1, 4) == approx(1 + root)
-    assert huang.linucb_alpha_mended(5, 3, 0.1, 9) == approx(1 + root)
+    assert huang.linucb_alpha_corrected(5, 3, 0.1, 9) == approx(1 + root)
     edge = sqrt(5) * log(1000) ** 1.5 / 200
     assert huang.shares(edge, 200, 5, 1000) and not huang.shares(0.999 * edge, 200, 5, 1000)
     assert huang.shares(0.501 * edge, 200, 5, 1000, constant=0.5)
@@ -277,7 +277,7 @@ def test_huang_radii() -> None:
 def test_huang_initial_phases() -> None:
     """Check a sphere with d = 5, 20 arms and 14 phases; Lemma C.2 needs five more phases (E8)."""
     assert huang.initial_phases(50, 14, 5, 0.05, 0.0994, 6.67) == 43
-    assert huang.initial_phases_mended(50, 14, 5, 0.05, 0.0994, 6.67) == 48
+    assert huang.initial_phases_corrected(50, 14, 5, 0.05, 0.0994, 6.67) == 48
     holds = [huang.lemma_c2_condition(U, 50, 5, 0.05, 0.0994, 6.67) for U in (47, 48)]
     assert holds == [False, True]
     # Slightly above the first bound, 64 log(200) / 0.25^2 = 5425 rounds.
@@ -287,12 +287,12 @@ def test_huang_initial_phases() -> None:
 def test_huang_concentration() -> None:
     M, P, d, beta, eps0, delta0, p = 400, 9, 5, 0.1, 0.05, 1e-6, 7
     r = huang.concentration_radius(huang.concentration_c1(M, P, d, beta, 0.08), p)
-    far, _ = huang.corollary_b5(r, M, d, huang.call_beta(beta, P), eps0, delta0)
+    distance, _ = huang.corollary_b5(r, M, d, huang.call_beta(beta, P), eps0, delta0)
     c2 = huang.estimation_c2(M, P, d, beta, 0.08, eps0, delta0)
-    assert c2 / sqrt(M * huang.phase_length(p)) == approx(far + r / sqrt(M))
+    assert c2 / sqrt(M * huang.phase_length(p)) == approx(distance + r / sqrt(M))
     root = sqrt(6 * 2 * log(20) * 4)
-    far, missed = huang.corollary_b5(0.5, 10, 2, 1.0, 0.3, exp(-4), B=3.0)
-    assert far == approx(40 * log(2) * root / 3)
+    distance, missed = huang.corollary_b5(0.5, 10, 2, 1.0, 0.3, exp(-4), B=3.0)
+    assert distance == approx(40 * log(2) * root / 3)
     chance = 12 / (5 * sqrt(log(20))) * exp(-3 / (8 * sqrt(48)))
     assert missed == approx(3 + chance)
     # At the required M, four beta_1 and the missed range together give beta / (2P).
@@ -308,14 +308,14 @@ def test_huang_concentration() -> None:
 
 def test_huang_regret_bounds() -> None:
     arguments: dict[str, Any] = {"M": 10, "T": 1000, "d": 2, "beta": exp(-2), "delta": exp(-2)}
-    common = 3.0 * 2 * 2 * log(1000) / 0.25
+    without_privacy = 3.0 * 2 * 2 * log(1000) / 0.25
     actual = huang.theorem_3_3(epsilon=100.0, C_0=3.0, lambda_0=0.5, **arguments)
-    assert actual == approx(common)
+    assert actual == approx(without_privacy)
     actual = huang.theorem_3_3(epsilon=0.5, C_0=3.0, lambda_0=0.5, **arguments)
-    assert actual == approx(common * 2 * log(1000) * 2 * 8 / 2.5)
+    assert actual == approx(without_privacy * 2 * log(1000) * 2 * 8 / 2.5)
     assert huang.theorem_c6_explicit(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 6 + 80
-    assert huang.theorem_c6_mended(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
-    assert huang.theorem_c6_mended(10, 3, 5, 2.0, 5.0) == 20 * 62
+    assert huang.theorem_c6_corrected(10, 6, 3, 2.0, 5.0) == 8 * 2 * 25 * 3 + 20 * 14
+    assert huang.theorem_c6_corrected(10, 3, 5, 2.0, 5.0) == 20 * 62
 
 
 def test_huang_lower_bounds() -> None:
@@ -337,7 +337,7 @@ def test_huang_lower_bounds() -> None:
         assert bound == approx(r**2 / (2 * r**2 * A**2 * (t - 1) + 4))
         half = r**2 * A * sqrt((t - 1) / 2)
         assert bound <= (sqrt(half**2 + r**2) - half) ** 2 + 1e-15
-        assert huang.error_4_5(t, mended=True, **arguments) <= bound
+        assert huang.error_4_5(t, corrected=True, **arguments) <= bound
     # eps' = 0.2: M eps' < 1 < r^2 (t-1) / d gives (2 - sqrt(M eps')) d / (12 (t-1)), 12 lost.
     arguments = {"M": 2, "d": 4, "epsilon": -log(1 - 0.2), "delta": 0.0, "r": 0.3}
     actual = huang.error_5_3(401, **arguments)
@@ -345,14 +345,14 @@ def test_huang_lower_bounds() -> None:
     assert huang.error_5_3(1, **arguments) == approx(0.045)
     # E16: the printed bound is better than a coin. Randomised response attains the corrected bound.
     assert huang.proposition_d1(100, 0.1, 0.001) == approx(90 * exp(-0.1) - 1)
-    assert huang.proposition_d1_mended(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
+    assert huang.proposition_d1_corrected(100, 0.1, 0.001) == approx(99.9 / (1 + exp(0.1)))
     # p and q are probabilities of an answer on two data sets; keep the pairs that are (0.4,
     # 0.01)-DP.
     p, q = np.meshgrid(np.linspace(0, 1, 401), np.linspace(0, 1, 401))
     pairs = ((p, q), (q, p), (1 - p, 1 - q), (1 - q, 1 - p))
     private = np.all([a <= exp(0.4) * b + 0.01 for a, b in pairs], axis=0)
     least = np.min((1 - p + q)[private]) / 2
-    assert least == approx(huang.proposition_d1_mended(1, 0.4, 0.01), abs=3e-3)
+    assert least == approx(huang.proposition_d1_corrected(1, 0.4, 0.01), abs=3e-3)
 
 
 # Hard instances, and the constants of a distribution of contexts.

@@ -61,6 +61,7 @@ class Squared:
     y: np.ndarray
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         a = self.a[client, t - 1]
         return a * (a @ x - self.y[client, t - 1])
 
@@ -74,6 +75,7 @@ class OneKinked:
     u: np.ndarray
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         return self.elsewhere if t != self.t else self.u * (1.0 if self.u @ x > 0.5 else -1.0)
 
 
@@ -89,6 +91,7 @@ def test_phases_vertices_and_leaves(central: bool) -> None:
     losses = Squared(keyed_rng(1).uniform(-1, 1, (m, T, d)), keyed_rng(2).uniform(-1, 1, (m, T)))
 
     def noise(i: int, p: int, k: int) -> np.ndarray:
+        """Return the noise of client i in leaf k of phase p."""
         return keyed_rng(3, i + 1, p, k).laplace(size=d)
 
     run = gao.ope_stoch(
@@ -154,7 +157,9 @@ def test_scales_and_changes() -> None:
     assert gao.lambda_printed(1, 2, 16, 1) == 1.0
     assert gao.lambda_corrected(1, 2, 16, 1) == 2.0
     assert (gao.mu_printed(1, 2, 16, 1, 10), gao.mu_corrected(1, 2, 16, 1, 10)) == (0.1, 0.2)
-    actual = [gao.leaf_change(3.0, 8, *rest) for rest in ((0,), (2,), (2, True))]
+    actual = [
+        gao.leaf_change(3.0, 8, *further_arguments) for further_arguments in ((0,), (2,), (2, True))
+    ]
     assert actual == [0.75, 6.0, 3.0]
     # All d scores of a leaf are sent. If they change together, they cost d eps (E1).
     cost = gao.leaves_below(2, 1) * 5 * gao.leaf_change(1.0, 8, 1)
@@ -220,9 +225,9 @@ def test_constants_of_fed_svt() -> None:
     costs = [cost(eta, 20, 1e-6) for cost in COSTS]
     assert costs == approx([1.4888175, 1.0589, 0.7162], abs=1e-4)
     for share, holds in [(1.88, True), (1.92, False)]:
-        whole = share * log(1e6)
-        actual = gao.advanced_epsilon(gao.eta_advanced(whole, 1e-6, 20), 20, 1e-6)
-        assert (actual <= whole / 2) == holds
+        total_epsilon = share * log(1e6)
+        actual = gao.advanced_epsilon(gao.eta_advanced(total_epsilon, 1e-6, 20), 20, 1e-6)
+        assert (actual <= total_epsilon / 2) == holds
     assert (gao.threshold_scale_printed(0.5), gao.query_scale_printed(0.5)) == (8.0, 16.0)
     assert (gao.svt_cost(4.0, 8.0), gao.svt_cost_standard(4.0, 8.0)) == (0.25, 0.5)
     assert gao.svt_cost(8.0, 4.0) == 0.25

@@ -46,12 +46,14 @@ def test_sensitivities_are_attained(layout: str) -> None:
 
     Squares below the diagonal and on it have weights 1, 1 (iid), 2, 1 (goe1) and 1, 1/2 (goe2).
     """
-    below, on = {"iid": (1, 1), "goe1": (2, 1), "goe2": (1, 0.5)}[layout]
+    below_weight, diagonal_weight = {"iid": (1, 1), "goe1": (2, 1), "goe2": (1, 0.5)}[layout]
 
     def change(x: np.ndarray, y: float, z: np.ndarray, w: float) -> float:
         """Return the squared change of the weighted statistic from (x, y) to (z, w)."""
         dS = np.outer(x, x) - np.outer(z, z)
-        matrix = below * np.sum(np.tril(dS, -1) ** 2) + on * np.sum(np.diag(dS) ** 2)
+        matrix = below_weight * np.sum(np.tril(dS, -1) ** 2) + diagonal_weight * np.sum(
+            np.diag(dS) ** 2
+        )
         return float(np.sum((x * y - z * w) ** 2) + matrix)
 
     circle = [np.array([np.cos(a), np.sin(a)]) for a in np.arange(32) * np.pi / 16]
@@ -167,6 +169,7 @@ def test_honaker_estimate_equals_least_squares(level: int) -> None:
 
 def test_prefix_noises_by_hand() -> None:
     def noise_of(release: str, k: int) -> float:
+        """Return the noise of prefix k if draw n is 10^(n - 1), so that digits show the weights."""
         return float(zhou.prefix_noise(release, k, lambda n: np.array([10.0 ** (n - 1)]))[0])
 
     assert noise_of("toeplitz", 3) == approx(100 + 10 / 2 + 3 / 8)
@@ -189,10 +192,10 @@ def test_amplification_by_hand() -> None:
     assert epsilon == approx(log(1 + 0.6 * (8 * 4 / 8 + 8 * 4 / 64)))
     assert delta == approx(4 * exp(-4) + (exp(epsilon) + 1) * 1.125 * 0.064)
     # For B = 18 and delta = 2 e^-2, eps0 = 3 eps and the noise is that of local privacy at eps0.
-    given = (0.2, 2 * exp(-2), 18)
-    assert chowdhury.amp_local_budget(*given) == approx((0.6, exp(-2) / 9))
+    budget_and_users = (0.2, 2 * exp(-2), 18)
+    assert chowdhury.amp_local_budget(*budget_and_users) == approx((0.6, exp(-2) / 9))
     std = 4 * sqrt(2 * log(22.5 * exp(2))) / 0.6
-    assert chowdhury.amp_noise_std(*given) == approx(std)
+    assert chowdhury.amp_noise_std(*budget_and_users) == approx(std)
     assert chowdhury.ldp_noise_std(0.6, exp(-2) / 9) == approx(std)
     actual = chowdhury.amp_true_budget(0.02, 1e-3, 1000)
     assert actual == approx((0.09375097, 0.0034323642), rel=1e-7)
@@ -206,10 +209,12 @@ def test_amplification_by_hand() -> None:
     assert chowdhury.amp_conditions(0.0, 0.1, 60)["lemma"]
     # With 1000 users the lemma needs more noise than local privacy, with 10 000 half as much.
     assert chowdhury.amp_inverted_noise_std(0.2, 0.1, 20) is None
-    few, many = (chowdhury.amp_inverted_noise_std(0.02, 1e-3, B) for B in (1000, 10_000))
-    plain = chowdhury.tight_noise_std(0.02, 1e-3)
-    assert few is not None and many is not None
-    assert many < 0.5 * plain < plain < few
+    with_1000_users, with_10000_users = (
+        chowdhury.amp_inverted_noise_std(0.02, 1e-3, B) for B in (1000, 10_000)
+    )
+    local_std = chowdhury.tight_noise_std(0.02, 1e-3)
+    assert with_1000_users is not None and with_10000_users is not None
+    assert with_10000_users < 0.5 * local_std < local_std < with_1000_users
 
 
 def test_returning_users() -> None:
@@ -372,20 +377,25 @@ def test_private_range_by_hand() -> None:
     # For neighbouring data sets of four clients, the spread of the log ratio attains eps.
     S, widest = huang.midpoints(0.25, 1.0), 0.0
     for others in product(S, repeat=3):
-        laws = [huang.range_probabilities(np.array([*others, s]), 1.0, 0.25, 1.0) for s in S]
-        widest = max(widest, *(float(np.ptp(np.log(p / q))) for p, q in product(laws, laws)))
+        distributions = [
+            huang.range_probabilities(np.array([*others, s]), 1.0, 0.25, 1.0) for s in S
+        ]
+        widest = max(
+            widest,
+            *(float(np.ptp(np.log(p / q))) for p, q in product(distributions, distributions)),
+        )
     assert widest == approx(1.0)
     # With 10 bins and share 0.1, M eps' / 8 must exceed log 100 = 4.605.
     assert huang.range_feasible(74, 0.5, 10) and not huang.range_feasible(73, 0.5, 10)
 
 
 def test_all_selection_methods_have_the_same_distribution() -> None:
-    law = np.array([0.125, 0.0, 0.5, 0.375])
-    chosen = [huang.select_by_uniform(law, k / 800) for k in range(800)]
+    probabilities = np.array([0.125, 0.0, 0.5, 0.375])
+    chosen = [huang.select_by_uniform(probabilities, k / 800) for k in range(800)]
     assert np.bincount(chosen, minlength=4).tolist() == [100, 0, 400, 300]
     assert huang.select_by_uniform(np.array([0.3, 0.7 - 1e-15, 0.0]), 1 - 2**-53) == 1
     with pytest.raises(ValueError, match="uniform"):
-        huang.select_by_uniform(law, 1.0)
+        huang.select_by_uniform(probabilities, 1.0)
     cost = np.array([5, 3, 4, 3, 9])
     e = keyed_rng(5).exponential(size=(3000, 5))
     chosen = [huang.select_by_exponential(cost, 0.8, row) for row in e]
@@ -445,9 +455,12 @@ def test_one_coordinate_by_quadrature() -> None:
     for epsilon in (0.0, 0.3):
         excess = [right * p - exp(epsilon) * wrong * q, wrong * p - exp(epsilon) * right * q]
         expected = float(np.sum(np.maximum(excess, 0.0))) * (x[1] - x[0])
-        up, down = (huang.composition_delta(epsilon, 2 * a, 1, up=up) for up in (True, False))
-        assert down - 1e-6 <= expected <= up + 1e-6
-        assert up - down < 2e-4
+        upper_bound, lower_bound = (
+            huang.composition_delta(epsilon, 2 * a, 1, up=upper_bound)
+            for upper_bound in (True, False)
+        )
+        assert lower_bound - 1e-6 <= expected <= upper_bound + 1e-6
+        assert upper_bound - lower_bound < 2e-4
 
 
 def test_tight_budget() -> None:

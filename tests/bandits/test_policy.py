@@ -394,6 +394,7 @@ def test_a_file_needs_no_pickle_and_survives_a_failed_save(tmp_path, monkeypatch
     content = path.read_bytes()
 
     def fsync(descriptor):
+        """Fail as a full disk does."""
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(policy.os, "fsync", fsync)

@@ -248,7 +248,7 @@ def test_vector_nodes_contain_the_points_of_their_batches() -> None:
     counts: list[int] = []
 
     def exact_sum(points: list[np.ndarray]) -> np.ndarray:
-        """Add points without noise, and note their number."""
+        """Return the exact sum of the points, and record their number."""
         counts.append(len(points))
         return np.sum(points, axis=0)
 
@@ -319,7 +319,7 @@ def test_oracle_agrees_with_every_action(batch_size: int, protocol: str) -> None
         vector_sum = tree.vector_sum
 
         def recording_sum(points: list[np.ndarray]) -> np.ndarray:
-            """Add points with noise, and note the noise for the oracle."""
+            """Return the noisy sum of the points, and record its noise for the oracle."""
             noisy: np.ndarray = vector_sum(points)
             noise = noisy - np.sum(points, axis=0)
             square = np.zeros((d, d))

@@ -204,6 +204,7 @@ def test_rewards_are_clipped_if_clip_is_set(clip):
 
 def test_features_are_clipped_if_clip_is_set():
     def features_and_means(seed: int, replicate: int, silo: int, round: int) -> Any:
+        """Return features with norms above 1, and means, for a silo and round."""
         rng = np.random.default_rng((seed, silo, round))
         return 3.0 + rng.normal(size=(4, 3)), rng.uniform(size=4)
 
@@ -359,6 +360,7 @@ def oracle_mechanism(e: Experiment, **changes: Any) -> oracle.Mechanism | None:
     c1 = oracle.concentration_c1(M, P, d, beta, keys["diversity"])
 
     def uniforms_for(purpose: int):
+        """Return a function of the phase that draws the uniforms for a purpose."""
         return lambda p: source.uniforms(purpose, p - plan.initial + 1, d2)
 
     if keys["calibration"] == "printed":
@@ -615,6 +617,7 @@ def test_noise_has_the_plans_variance():
     # Both coordinates are the sum and the difference of the same two draws, so only 1500 of the
     # 3000 squares are independent.
     assert abs(squares.mean() - 1.0) < 4.0 * np.sqrt(5.0 / 1500)
+    # The correlation has a standard error of 0.04; the limit is five of these.
     assert abs(np.corrcoef(np.array(models).T)[0, 1]) < 0.2
 
 

@@ -119,15 +119,15 @@ def test_upper_bounds_equal_the_oracles_bounds() -> None:
     for (T, M, d), (epsilon, delta), (lambda_0, margin, beta) in product(
         SIZES, BUDGETS, DISTRIBUTIONS
     ):
-        common = {"M": M, "T": T, "d": d, "beta": beta, "epsilon": epsilon, "delta": delta}
+        common_keys = {"M": M, "T": T, "d": d, "beta": beta, "epsilon": epsilon, "delta": delta}
         setting = setting_of(T, M, d, epsilon, delta, beta)
-        oracle_bound = oracle.theorem_3_3(**common, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
+        oracle_bound = oracle.theorem_3_3(**common_keys, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
         check_equal(
             bounds.theorem_3_3(msgspec.structs.replace(setting, constant=0.7), lambda_0, margin),
             0.7 * oracle_bound,
         )
         actual = bounds.proposition_c_3(setting, lambda_0, margin)
-        expected = oracle.proposition_c3(**common, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
+        expected = oracle.proposition_c3(**common_keys, lambda_0=lambda_0, C_0=margin)  # type: ignore[arg-type]
         assert (actual.phases, actual.initial_phases) == (expected.P, expected.U)
         for value, expected_value in [
             (actual.epsilon_0, expected.budget.epsilon0),
@@ -146,7 +146,7 @@ def test_regret_of_known_phases_equals_the_oracles_regret() -> None:
             printed = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2, printed=True)
             check_equal(printed, oracle.theorem_c6_explicit(M, P, U, margin, c_2))
             corrected = bounds.theorem_c_6(setting_of(T, M), U, margin, c_2)
-            oracle_regret = oracle.theorem_c6_mended(M, P, U, margin, c_2)
+            oracle_regret = oracle.theorem_c6_corrected(M, P, U, margin, c_2)
             # There are at most as many initial rounds as rounds.
             check_equal(corrected, oracle_regret - 2.0 * M * max(last_round(U) - T, 0))
             assert U < P or corrected == 2 * M * T
@@ -159,7 +159,7 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                 bounds.theorem_4_2(
                     setting_of(T, M, d, epsilon, constant=0.7), margin, printed=printed
                 ),
-                0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, mended=not printed),
+                0.7 * oracle.theorem_4_2(M, T, d, epsilon, margin, corrected=not printed),
             )
         for bound, oracle_bound in LOWER_BOUNDS.values():
             for margin_or_none in (None, margin):
@@ -169,7 +169,7 @@ def test_lower_bounds_equal_the_oracles_bounds() -> None:
                 )
         check_equal(
             bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta)),
-            oracle.proposition_d1_mended(T, epsilon, delta),
+            oracle.proposition_d1_corrected(T, epsilon, delta),
         )
         check_equal(
             bounds.proposition_d_1(setting_of(T, 1, 1, epsilon, delta), printed=True),
@@ -319,13 +319,15 @@ def test_theorem_3_3_omits_a_logarithm_and_the_initial_rounds() -> None:
         printed.append(bounds.theorem_3_3(setting, 0.1, 3.0))
     assert corrected[1:] == pytest.approx([4 * corrected[0], 16 * corrected[0]], rel=0.06)
     assert printed[1:] == pytest.approx([2 * printed[0], 4 * printed[0]])
-    few, many = (bounds.theorem_c_6(setting_of(2**14, M), 8, 3.0, 2.0) for M in (10**6, 2 * 10**6))
-    assert many == pytest.approx(2 * few, rel=1e-3)
-    few, many = (
+    with_m_silos, with_2m_silos = (
+        bounds.theorem_c_6(setting_of(2**14, M), 8, 3.0, 2.0) for M in (10**6, 2 * 10**6)
+    )
+    assert with_2m_silos == pytest.approx(2 * with_m_silos, rel=1e-3)
+    with_m_silos, with_2m_silos = (
         bounds.theorem_3_3(setting_of(2**14, M, 5, 1.0, 1e-3, 0.05), 0.1, 3.0)
         for M in (10**7, 2 * 10**7)
     )
-    assert few == many
+    assert with_m_silos == with_2m_silos
 
 
 def test_proposition_c_3_keeps_the_error_of_corollary_b_5() -> None:
@@ -369,41 +371,43 @@ def test_proposition_d_1_is_the_error_of_randomised_response() -> None:
     """
     delta = 1e-12
     for epsilon in (0.05, 0.5, 2.0, 9.0):
-        truth = (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
-        assert truth == pytest.approx(math.exp(epsilon) * (1 - truth) + delta)
+        true_answer_probability = (math.exp(epsilon) + delta) / (1 + math.exp(epsilon))
+        assert true_answer_probability == pytest.approx(
+            math.exp(epsilon) * (1 - true_answer_probability) + delta
+        )
         assert bounds.proposition_d_1(setting_of(100, 1, 1, epsilon, delta)) == pytest.approx(
-            100 * (1 - truth)
+            100 * (1 - true_answer_probability)
         )
     for threshold, error in [(9.0, None), (1.8, 50.0)]:
-        for epsilon, above in [
+        for epsilon, exceeds in [
             (math.log(threshold) - 1e-6, True),
             (math.log(threshold) + 1e-6, False),
         ]:
             setting = setting_of(100, 1, 1, epsilon, delta)
             printed = bounds.proposition_d_1(setting, printed=True)
             limit = bounds.proposition_d_1(setting) if error is None else error
-            assert (printed > limit) == above
+            assert (printed > limit) == exceeds
 
 
 # -- Invalid arguments -----------------------------------------------------------------------------
 
 
 def test_bounds_check_their_arguments_and_name_what_they_need() -> None:
-    whole = setting_of(1000, 8, 5, 0.5, 0.1, 0.1)
+    complete = setting_of(1000, 8, 5, 0.5, 0.1, 0.1)
     refused: list[tuple[Callable[[], Any], str]] = [
-        (lambda: bounds.theorem_c_6(whole, 201, 3.0, 50.0), "initial_phases must be an integer"),
-        (lambda: bounds.theorem_c_6(whole, 4, 3.0, 0), "c_2 must be > 0, got 0"),
-        (lambda: bounds.theorem_3_3(whole, 0, 3.0), "diversity must be > 0, got 0"),
-        (lambda: bounds.proposition_c_3(whole, -1, 3.0), "diversity must be > 0, got -1"),
+        (lambda: bounds.theorem_c_6(complete, 201, 3.0, 50.0), "initial_phases must be an integer"),
+        (lambda: bounds.theorem_c_6(complete, 4, 3.0, 0), "c_2 must be > 0, got 0"),
+        (lambda: bounds.theorem_3_3(complete, 0, 3.0), "diversity must be > 0, got 0"),
+        (lambda: bounds.proposition_c_3(complete, -1, 3.0), "diversity must be > 0, got -1"),
         (
             lambda: bounds.theorem_3_3(setting_of(9, 8, 5, 1.0, 0.1, 1.0), 0.1, 3.0),
             "must be > 0 and < 1",
         ),
-        (lambda: bounds.theorem_4_2(whole, 3.0, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
+        (lambda: bounds.theorem_4_2(complete, 3.0, printed=1), "printed must be true or false"),  # type: ignore[arg-type]
         (lambda: bounds.proposition_d_1(setting_of(9, epsilon=1.0)), "this bound needs delta"),
     ]
     refused += [
-        (lambda bound=bound: bound(whole, math.inf), "margin must be")  # type: ignore[misc]
+        (lambda bound=bound: bound(complete, math.inf), "margin must be")  # type: ignore[misc]
         for bound in (bounds.theorem_4_2, bounds.theorem_4_5, bounds.theorem_5_3)
     ]
     for call, message in refused:

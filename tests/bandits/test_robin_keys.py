@@ -307,6 +307,7 @@ def test_certificate_without_privacy_has_status_none():
 
 def test_certificate_names_a_scaled_radius():
     def caveats_with_theorem(**keys: Any) -> list[str]:
+        """Return the caveats of a certificate that mention Theorem 3.3."""
         return [caveat_ for caveat_ in certificate(**keys).caveats if "Theorem 3.3" in caveat_]
 
     (caveat,) = caveats_with_theorem(concentration_multiplier=0.012)
@@ -432,17 +433,19 @@ def test_robin_can_be_simulated_together_with_other_curves():
     for label, curve in curves.items():
         assert curve.group_regret.shape == (2, 35)
         if label.startswith("ROBIN"):
-            ends = np.isin(np.arange(1, 36), [6, 14, 30]).cumsum()
-            np.testing.assert_array_equal(curve.synchronisation_counts, [ends, ends])
-            bits = 64 * 3 * int(label[-1]) * ends
+            synchronisations = np.isin(np.arange(1, 36), [6, 14, 30]).cumsum()
+            np.testing.assert_array_equal(
+                curve.synchronisation_counts, [synchronisations, synchronisations]
+            )
+            bits = 64 * 3 * int(label[-1]) * synchronisations
             np.testing.assert_array_equal(curve.bits_up_counts, [bits, bits])
             assert curve.certificate["unit"] == "silo"
             # Until the first model, silos act as local LinUCB with contexts and rewards of the same
             # seed.
-            alone = curves[f"alone, silos = {label[-1]}"]
-            before = alone.group_regret[:, :6]
+            local_linucb = curves[f"alone, silos = {label[-1]}"]
+            before = local_linucb.group_regret[:, :6]
             np.testing.assert_array_equal(curve.group_regret[:, :6], before)
-            assert (curve.group_regret != alone.group_regret).any()
+            assert (curve.group_regret != local_linucb.group_regret).any()
     assert curves["plain"].synchronisation_counts[0, -1] == 4
     low_epsilon, high_epsilon = (curves[f"ROBIN, epsilon = {e}, silos = 5"] for e in (5.0, 500.0))
     assert (low_epsilon.group_regret != high_epsilon.group_regret).any()

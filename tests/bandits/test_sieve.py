@@ -41,7 +41,7 @@ from fastfed.simulation.systems import ALGORITHMS
 
 
 def lower(d: int, seed: int, spread: float) -> np.ndarray:
-    """Return W of a V whose eigenvalues differ by orders of magnitude."""
+    """Return the lower triangular W of a V with eigenvalues of different orders of magnitude."""
     rng = np.random.default_rng(seed)
     q, _ = np.linalg.qr(rng.normal(size=(d, d)))
     v = q * np.exp(rng.uniform(-spread, spread, size=d)) @ q.T
@@ -61,8 +61,8 @@ def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: floa
         largest, q = float(np.linalg.eigvalsh(inverse)[-1]), linalg.inverse_norm(w)
         assert largest * (1.0 - 1e-12) <= q <= largest * d**0.125 * (1.0 + 1e-8)
         if spread < 8.0:
-            wanted = definition.largest_inverse_eigenvalue(np.linalg.inv(inverse))
-            assert q == pytest.approx(wanted, rel=1e-9)
+            expected = definition.largest_inverse_eigenvalue(np.linalg.inv(inverse))
+            assert q == pytest.approx(expected, rel=1e-9)
         rng = np.random.default_rng(seed)
         rows = np.vstack([np.linalg.eigh(inverse)[1].T, rng.normal(size=(50, d))])
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -73,7 +73,7 @@ def test_the_inverse_norm_lies_above_the_largest_eigenvalue(d: int, spread: floa
 
 
 @pytest.mark.parametrize("d", [1, 2, 5, 17])
-def test_kernels_are_their_twins(d: int) -> None:
+def test_kernels_of_the_sieve_equal_their_twins(d: int) -> None:
     for seed in range(10):
         w = lower(d, seed, 3.0)
         q = linalg.inverse_norm(w)
@@ -116,14 +116,14 @@ def check_choice(
     size = np.abs(rows) @ np.abs(theta) + (2.0 * slack - 1.0) * bonus
     error = 1e-11 * (float(size.max()) + 1e-300)
     threshold = min(limit, float((mean + bonus).max()))
-    above = mean + (2.0 * slack - 1.0) * bonus - threshold
+    excess = mean + (2.0 * slack - 1.0) * bonus - threshold
     passing = definition.passes(mean, bonus, slack, limit)
     ranked = mean + ranking * bonus
-    assert passing[index] or above[index] >= -error
-    sure = above > error
-    assert not sure.any() or ranked[index] >= ranked[sure].max() - error
+    assert passing[index] or excess[index] >= -error
+    surely_passes = excess > error
+    assert not surely_passes.any() or ranked[index] >= ranked[surely_passes].max() - error
     gap = np.sort(ranked[passing])[::-1][:2]
-    clear = (np.abs(above) > error).all() and (len(gap) < 2 or gap[0] - gap[1] > error)
+    clear = (np.abs(excess) > error).all() and (len(gap) < 2 or gap[0] - gap[1] > error)
     if clear:
         assert index == definition.choice(mean, bonus, slack, ranking, limit)
     return int(passing.sum()) if clear else 0
@@ -174,7 +174,7 @@ def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: ty
     rng = np.random.default_rng(d)
     for seed in range(20):
         w = lower(d, seed, 2.0)
-        alike = np.eye(d) * 0.25
+        scalar_w = np.eye(d) * 0.25
         x = (rng.normal(size=(12, d)) / math.sqrt(d)).astype(dtype)
         kinds = [np.repeat(x[:4], 5, axis=0), np.zeros((6, d), dtype), x[:1], x]
         kinds[-1] = x.copy()
@@ -185,7 +185,7 @@ def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: ty
             kinds += [scaled, (x * dtype(factor)).astype(dtype)]
         theta = rng.normal(size=d) / d
         for rows in kinds:
-            for matrix in (w, alike):
+            for matrix in (w, scalar_w):
                 for slack, ranking in ((1.0, 0.3), (1.0, 0.0), (3.0, 0.0), (8.0, 0.9)):
                     for limit in (-1.0, 0.1, 1e3):
                         check_choice(rows, matrix, theta, (0.5, 0.8, limit, slack, ranking))
@@ -198,7 +198,9 @@ def test_choices_among_degenerate_actions_match_the_definition(d: int, dtype: ty
     [lambda b, g, n, s, m: (b, g, n, 2.0, m), lambda b, g, n, s, m: (b, g, n, s, m + 0.5),
      lambda b, g, n, s, m: (b, g, n - 0.7, s, m), lambda b, g, n, s, m: (b, 0.0, n, s, m)],
 )  # fmt: skip
-def test_a_wrong_sieve_is_noticed(fault: Callable[..., tuple[float, ...]]) -> None:
+def test_the_comparison_detects_wrong_arguments_of_the_kernel(
+    fault: Callable[..., tuple[float, ...]],
+) -> None:
     """Give the kernel a wrong number: the comparison with the definition must fail."""
     rng = np.random.default_rng(1)
     noticed = 0
@@ -257,7 +259,7 @@ CURVES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
+def experiment_with(curve: dict[str, Any], horizon: int = 150) -> Any:
     """Return an experiment with one curve on the sphere."""
     alone = curve["algorithm"].startswith("linucb")
     return make_experiment(
@@ -269,7 +271,7 @@ def world_of(curve: dict[str, Any], horizon: int = 150) -> Any:
 @pytest.mark.parametrize("name", CURVES)
 def test_both_drivers_play_the_same(name: str) -> None:
     """Include a case in which a larger bound on the mean rewards makes the slack matter."""
-    e = world_of(CURVES[name])
+    e = experiment_with(CURVES[name])
     plan = e.curves[0].system.plan
     assert plan.ranking < 1.0 and (plan.sieve_growth > 0.0) == ("tied" not in name)
     for limit in (plan.reward_limit, 5.0):
@@ -285,7 +287,7 @@ def test_both_drivers_play_the_same(name: str) -> None:
         )
         return actual.actions
 
-    # The sieve decides: with the largest bound, other actions are chosen; so does its slack.
+    # Without the sieve, and without its slack, other actions are chosen.
     largest = {"ranking": 1.0, "sieve_growth": 0.0, "widths": ()}
     assert (played(**largest) != played()).any()
     if plan.sieve_growth:
@@ -360,7 +362,7 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
     keys: dict[str, Any], limit: float
 ) -> None:
     """q is 1 / c up to round 15, then that of rounds 16, 64, ..; C and beta change by round."""
-    e = world_of({"algorithm": "local-linucb", **keys}, 200)
+    e = experiment_with({"algorithm": "local-linucb", **keys}, 200)
     e = with_limit(e, limit)
     plan = e.curves[0].system.plan
     assert plan.slack_by_round and plan.widths == ()
@@ -379,15 +381,15 @@ def test_the_slack_of_a_silo_alone_is_that_of_the_definition_in_each_round(
         log_det = float(np.log(np.linalg.eigvalsh(v)).sum())
         beta = radius.scale * math.sqrt(radius.base + log_det - d * math.log(c))
         beta, gamma = radius.multiplier * beta, radius.multiplier * tau * c
-        own = beta + gamma * math.sqrt(q)
-        slack = plan.sieve_growth * max(1.0, width / own * (1.0 - definition.ROUNDING))
+        own_width = beta + gamma * math.sqrt(q)
+        slack = plan.sieve_growth * max(1.0, width / own_width * (1.0 - definition.ROUNDING))
         bonus = definition.bonuses(rows, v, beta, gamma)
-        wanted = definition.choice(
+        expected = definition.choice(
             rows @ np.linalg.solve(v, u), bonus, slack, plan.ranking, plan.reward_limit
         )
         a = silo.select(features)
         assert silo._slack == pytest.approx(slack, rel=1e-9)
-        assert a == wanted
+        assert a == expected
         beyond += slack > 1.02 * plan.sieve_growth
         y = opened_environment.reward(1, t, means[a])
         silo.observe(y)
@@ -427,7 +429,7 @@ SYSTEMS: list[dict[str, Any]] = [
 def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: float) -> None:
     """Check that a sieve does not change the bound, and a wider sieve multiplies one part of it."""
     keys = {**keys, "radius_multiplier": multiplier}
-    systems = [system_of(**keys, **more) for more in (
+    systems = [system_of(**keys, **further_keys) for further_keys in (
         {"sieve": 1.0}, {}, {"sieve": 0.0}, {"tie_bonus": 0.3}, {"bonus": 0.5, "ledger": 0.25},
     )]  # fmt: skip
     bounds = [direct_regret_bound(system.plan, system.theory) for system in systems]
@@ -438,31 +440,31 @@ def test_the_bound_is_that_of_the_definition(keys: dict[str, Any], multiplier: f
         assert bounds[0] == bounds[1] == bounds[2] == bounds[3]
     for system, actual in zip(systems, bounds, strict=True):
         plan, growth = system.plan, max(1.0, system.plan.sieve_growth)
-        whole, bad = (oracle.regret_bound(
+        full_bound, bad_batches = (oracle.regret_bound(
             ends=ends_of(plan), horizon=plan.horizon, silos=plan.silos, d=plan.dimension,
             direct=replace(direct_of(plan), multiplier=factor), unequal=bool(plan.release_rounds),
         ) for factor in (multiplier, 1e-9))  # fmt: skip
-        assert actual == pytest.approx(bad + growth * (whole - bad), rel=1e-8)
+        assert actual == pytest.approx(bad_batches + growth * (full_bound - bad_batches), rel=1e-8)
     assert systems[4].plan.sieve_growth == 1.25
 
 
-def equal_batches(plan: Plan, full: np.ndarray) -> float:
-    """Return the bound for equal batches, by the operations of the time before unequal batches."""
+def bound_of_equal_batches(plan: Plan, full: np.ndarray) -> float:
+    """Return the bound for equal batches by the earlier formula, with its order of operations."""
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
-    alone = plan.batch_size == 0
+    learns_alone = plan.batch_size == 0
     batch = plan.batch_size or 1
-    rows = (1 if alone else plan.silos) * batch
+    rows = (1 if learns_alone else plan.silos) * batch
     starts = np.arange(0, plan.horizon, batch)
     entry = np.minimum(starts // batch, len(radius.error_bound) - 1)
     n = np.maximum(full[entry] - c, 0.0)
     gamma = n + c + radius.error_bound[entry]
-    seen = rows * (starts // batch) / d
+    rows_per_dimension = rows * (starts // batch) / d
 
     def beta(f: float) -> np.ndarray:
         """Return the radius for a matrix that is inflated by f."""
         width: np.ndarray = radius.scale * np.sqrt(
-            f * (radius.base + d * np.log(f * (2.0 * n + c + seen) / c))
+            f * (radius.base + d * np.log(f * (2.0 * n + c + rows_per_dimension) / c))
         )
         return width
 
@@ -471,21 +473,21 @@ def equal_batches(plan: Plan, full: np.ndarray) -> float:
     worst = np.where(radius.floor[entry] > 0.0, np.maximum(worst, lowered), worst)
     lengths = np.minimum(batch, plan.horizon - starts) * (rows // batch)
     growth = d * math.log1p(float(lengths.sum()) / (d * c))
-    bad = 0.0 if alone else rows * growth / math.log(2.0)
+    bad = 0.0 if learns_alone else rows * growth / math.log(2.0)
     good = 2.0 * math.sqrt(2.0 * growth * float((lengths * worst**2).sum()))
-    return float((plan.silos if alone else 1) * (bad + radius.multiplier * good))
+    return float((plan.silos if learns_alone else 1) * (bad + radius.multiplier * good))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 25, 499, 500])
 @pytest.mark.parametrize("algorithm", ["fedlinucb", "private-fedlinucb", "local-linucb"])
-def test_equal_batches_have_the_bound_that_they_had(algorithm: str, batch: int) -> None:
+def test_the_bound_for_equal_batches_equals_the_earlier_formula(algorithm: str, batch: int) -> None:
     for multiplier in (1.0, 1.7):
         keys = {"radius_multiplier": multiplier}
         if algorithm != "local-linucb":
             keys["batch_size"] = batch
         system = system_of(algorithm, dimension=3, silos=4, **keys)
         actual = direct_regret_bound(system.plan, system.theory)
-        assert actual == equal_batches(system.plan, system.theory.regularizer)
+        assert actual == bound_of_equal_batches(system.plan, system.theory.regularizer)
 
 
 def test_a_silo_alone_below_a_regularizer_of_one_has_bad_rounds() -> None:
@@ -495,7 +497,7 @@ def test_a_silo_alone_below_a_regularizer_of_one_has_bad_rounds() -> None:
         c = system.plan.radius.anchor
         assert c == regularizer
         actual = direct_regret_bound(system.plan, system.theory)
-        without = equal_batches(system.plan, system.theory.regularizer)
+        without = bound_of_equal_batches(system.plan, system.theory.regularizer)
         bad = 4 * 3 * math.log1p(500 / (3 * c)) / math.log(2.0)
         assert actual == pytest.approx(without + (bad if least else 0.0), rel=1e-12)
 
@@ -519,7 +521,7 @@ def test_rewards_that_differ_by_more_than_one_cost_more_in_bad_batches() -> None
     assert bound is not None and bound > high
 
 
-def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> None:
+def test_the_default_sieve_has_less_regret_than_the_largest_bound_where_noise_is_large() -> None:
     regrets = []
     for keys in ({"sieve": 1.0}, {}):
         e = experiment_of(
@@ -543,7 +545,7 @@ def test_a_sieve_with_smaller_factors_has_less_regret_where_noise_is_large() -> 
      ("none", {"batch_ratio": 1.02, "sieve": 0.0}),
      ("central", {"batch_ratio": 1.02, "release": "factorised", "epsilon": 300.0})],
 )  # fmt: skip
-def test_the_bound_of_growing_batches_holds_where_it_says_something(
+def test_regret_with_growing_batches_is_below_its_bound(
     protocol: str, keys: dict[str, Any]
 ) -> None:
     horizon = 200_000
@@ -565,7 +567,7 @@ def test_the_bound_of_growing_batches_holds_where_it_says_something(
 @pytest.mark.parametrize("keys", SLACKS)
 @pytest.mark.parametrize("multiplier", [1.0, 1.5])
 @pytest.mark.parametrize("limit", [None, 10.0])
-def test_the_regret_of_each_round_is_at_most_what_the_bound_counts(
+def test_the_regret_of_each_round_is_at_most_its_term_of_the_bound(
     keys: dict[str, Any], multiplier: float, limit: float | None
 ) -> None:
     """Use an oracle that knows theta*, in runs in which the events of the proof hold."""
@@ -615,31 +617,33 @@ def test_the_proof_covers_the_runs_of_a_thousand_seeds() -> None:
 Fault = Callable[[Plan], Plan]
 
 
-def worst_play(
-    keys: dict[str, Any], seed: int, times: float = 1.0, fault: Fault | None = None
+def run_worst_actions(
+    keys: dict[str, Any], seed: int, factor: float = 1.0, fault: Fault | None = None
 ) -> tuple[bool, float]:
     """Return whether the events held, and the largest regret of a round over 2 C ||a||_{A^-1}.
 
-    Silos play the worst action that passes the sieve of their own slack, times `times`. C is that
-    of the plan without the fault.
+    Silos play the worst action that passes a sieve with `factor` times their slack. C is that of
+    the plan without the fault.
     """
     rng = np.random.default_rng(seed)
     sizes = {"silos": 2, "horizon": 60, "dimension": 3, **keys}
     algorithm = sizes.pop("algorithm", "private-fedlinucb")
     spec = ProblemSpec(**{k: sizes.pop(k) for k in ("silos", "horizon", "dimension")})
-    honest = ALGORITHMS.choose(algorithm).make(sizes, spec).plan
-    plan = honest if fault is None else fault(honest)
-    d, direct = plan.dimension, direct_of(honest)
+    plan_without_fault = ALGORITHMS.choose(algorithm).make(sizes, spec).plan
+    plan = plan_without_fault if fault is None else fault(plan_without_fault)
+    d, direct = plan.dimension, direct_of(plan_without_fault)
     noise = SeededNoise(seed, 0)
     silos = [Silo(plan, i, noise) for i in range(plan.silos)]
     server = Server(plan, noise)
     theta = rng.normal(size=d)
     theta /= np.linalg.norm(theta)
     bias, gram, learned = np.zeros(d), np.zeros((d, d)), np.zeros((d, d))
-    held, ratio, released, start = True, 0.0, 0, 0
+    events_hold, ratio, released, start = True, 0.0, 0, 0
     for t in range(1, plan.horizon + 1):
         inverse = np.linalg.inv(learned + direct.anchor * np.eye(d))
-        each = 2.0 * max(1.0, plan.sieve_growth) * direct.width(released, plan.silos * start, d)
+        allowed_regret = (
+            2.0 * max(1.0, plan.sieve_growth) * direct.width(released, plan.silos * start, d)
+        )
         for silo in silos:
             x = rng.normal(size=(20, d))
             x *= rng.uniform(0.2, 1.0, size=(20, 1)) / np.linalg.norm(x, axis=1, keepdims=True)
@@ -650,11 +654,11 @@ def worst_play(
             z = x @ w.T
             bonus = beta * np.linalg.norm(z, axis=1) + gamma * np.linalg.norm(z @ w, axis=1)
             expected = x @ silo.theta
-            held &= bool((np.abs(expected - mean) <= bonus + 1e-9).all())
-            passing = definition.passes(expected, bonus, times * silo._slack, plan.reward_limit)
+            events_hold &= bool((np.abs(expected - mean) <= bonus + 1e-9).all())
+            passing = definition.passes(expected, bonus, factor * silo._slack, plan.reward_limit)
             a = int(np.where(passing, -mean, -np.inf).argmax())
             norm = math.sqrt(float(x[a] @ inverse @ x[a]))
-            ratio = max(ratio, (float(mean.max()) - mean[a]) / (each * norm))
+            ratio = max(ratio, (float(mean.max()) - mean[a]) / (allowed_regret * norm))
             assert silo.select(x[a : a + 1]) == 0
             y = float(rng.random() < mean[a])
             silo.observe(y)
@@ -668,11 +672,11 @@ def worst_play(
             added[np.tril_indices(d)] = broadcast.values[d:]
             added = added + np.tril(added, -1).T - gram
             entry = plan.entry(released)
-            lost = np.linalg.norm(added @ theta - (broadcast.values[:d] - bias))
-            held &= bool(lost <= plan.radius.error_bound[entry] + 1e-5)
+            error = np.linalg.norm(added @ theta - (broadcast.values[:d] - bias))
+            events_hold &= bool(error <= plan.radius.error_bound[entry] + 1e-5)
             least = float(np.linalg.eigvalsh(added)[0])
-            held &= -least <= plan.regularizer[entry] - plan.radius.anchor + 1e-5
-    return held, ratio
+            events_hold &= -least <= plan.regularizer[entry] - plan.radius.anchor + 1e-5
+    return events_hold, ratio
 
 
 PLAYED: list[dict[str, Any]] = [
@@ -685,47 +689,54 @@ PLAYED: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def plays(keys: dict[str, Any], count: int, **more: Any) -> tuple[int, list[float]]:
-    """Return in how many plays the events held, and the ratios of these."""
-    actual = [worst_play(keys, seed, **more) for seed in range(count)]
-    return sum(held for held, _ in actual), [ratio for held, ratio in actual if held]
+def runs_of_worst_actions(
+    keys: dict[str, Any], count: int, **arguments: Any
+) -> tuple[int, list[float]]:
+    """Return in how many runs the events held, and the ratios of regret in these runs."""
+    actual = [run_worst_actions(keys, seed, **arguments) for seed in range(count)]
+    return sum(events_hold for events_hold, _ in actual), [
+        ratio for events_hold, ratio in actual if events_hold
+    ]
 
 
 @pytest.mark.parametrize("keys", PLAYED)
-def test_the_worst_action_that_passes_costs_at_most_what_the_bound_counts(
+def test_the_regret_of_the_worst_passing_action_is_within_the_bound(
     keys: dict[str, Any],
 ) -> None:
-    held, ratios = plays(keys, 8)
+    held, ratios = runs_of_worst_actions(keys, 8)
     assert held >= 7
     assert 0.3 < max(ratios) <= 1.0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", PLAYED)
-def test_the_worst_actions_of_many_seeds_cost_no_more(keys: dict[str, Any]) -> None:
-    held, ratios = plays(keys, 170)
+def test_the_regret_of_the_worst_passing_actions_of_many_seeds_is_within_the_bound(
+    keys: dict[str, Any],
+) -> None:
+    held, ratios = runs_of_worst_actions(keys, 170)
     assert held >= 160 and max(ratios) <= 1.0
 
 
 @pytest.mark.parametrize(
     ("keys", "times"), [(PLAYED[0], 2.0), (PLAYED[2], 2.0), *((keys, 3.0) for keys in PLAYED)]
 )
-def test_a_slack_that_is_too_large_is_noticed(keys: dict[str, Any], times: float) -> None:
-    _, ratios = plays(keys, 16, times=times)
+def test_a_slack_that_is_too_large_is_detected(keys: dict[str, Any], times: float) -> None:
+    _, ratios = runs_of_worst_actions(keys, 16, factor=times)
     assert max(ratios) > 1.0
 
 
-def test_widths_of_another_release_are_noticed() -> None:
-    """In the first batches they give too large a slack."""
+def test_widths_of_a_different_release_are_detected() -> None:
+    """Use the widths of a plan of 200 silos, which give too large a slack in the first batches."""
 
-    larger = made_of("private-fedlinucb", PLAYED[5], silos=200).plan.widths
+    larger = made_system("private-fedlinucb", PLAYED[5], silos=200).plan.widths
 
     def other(plan: Plan) -> Plan:
+        """Return the plan with the widths of a plan of 200 silos."""
         return replace(plan, widths=larger[-1:] * len(plan.widths))
 
-    _, ratios = plays(PLAYED[5], 16, fault=other)
+    _, ratios = runs_of_worst_actions(PLAYED[5], 16, fault=other)
     assert max(ratios) > 1.0
-    # Where widths hardly change, the comparison of slacks notices what regret does not show.
+    # Where widths hardly change, only the comparison of slacks detects the fault.
     for keys in SLACKS[:4]:
         e, _, truth = checked({"silos": 2, "dimension": 2, "actions": 6, **keys}, 10.0)
         system = e.curves[0].system
@@ -738,7 +749,7 @@ def test_widths_of_another_release_are_noticed() -> None:
 
 
 @pytest.mark.parametrize("keys", [PLAYED[3], PLAYED[5]])
-def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> None:
+def test_an_error_bound_that_is_too_small_is_detected(keys: dict[str, Any]) -> None:
     """Use an error bound so small that the events of the proof rarely hold."""
 
     def fault(plan: Plan) -> Plan:
@@ -746,8 +757,8 @@ def test_an_error_bound_that_is_too_small_is_noticed(keys: dict[str, Any]) -> No
         small = replace(plan.radius, error_bound=0.3 * plan.radius.error_bound)
         return replace(plan, radius=small)
 
-    assert plays(keys, 12)[0] >= 11
-    assert plays(keys, 12, fault=fault)[0] <= 4
+    assert runs_of_worst_actions(keys, 12)[0] >= 11
+    assert runs_of_worst_actions(keys, 12, fault=fault)[0] <= 4
 
 
 # ---- defaults and refusals -----------------------------------------------------------------------
@@ -790,7 +801,7 @@ DEFAULTS: list[tuple[str, dict[str, Any], tuple[float, float]]] = [
 ]  # fmt: skip
 
 
-def made_of(algorithm: str, keys: dict[str, Any], **sizes: Any) -> Any:
+def made_system(algorithm: str, keys: dict[str, Any], **sizes: Any) -> Any:
     """Return a system of an algorithm, with a budget if it is private."""
     private = algorithm.startswith(("private", "feducb")) or algorithm.startswith("linucb-")
     budget = {"epsilon": 1.0, "delta": 1e-3} if private else {}
@@ -800,11 +811,11 @@ def made_of(algorithm: str, keys: dict[str, Any], **sizes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("algorithm", "keys", "wanted"), DEFAULTS)
-def test_the_default_ranking_is_that_of_curves_with_a_proof(
+def test_the_default_ranking_is_a_sieve_only_for_curves_with_a_proof(
     algorithm: str, keys: dict[str, Any], wanted: tuple[float, float], monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(SCORES.builtin, "thompson", THOMPSON)
-    plan = made_of(algorithm, keys).plan
+    plan = made_system(algorithm, keys).plan
     actual = getattr(plan, "ranking", 1.0), getattr(plan, "sieve_growth", 0.0)
     assert actual == pytest.approx(wanted)
     alone = algorithm == "local-linucb" or (algorithm == "linucb" and not plan.batch_size)
@@ -813,17 +824,17 @@ def test_the_default_ranking_is_that_of_curves_with_a_proof(
 
 def test_rewards_of_no_known_range_have_no_sieve_unless_they_are_clipped() -> None:
     unknown = {"reward_range": None}
-    assert made_of("fedlinucb", {"batch_size": 5, "clip": False}, **unknown).plan.ranking == 1.0
+    assert made_system("fedlinucb", {"batch_size": 5, "clip": False}, **unknown).plan.ranking == 1.0
     # Published code does not clip.
     keys = {"protocol": "silo-ldp", "batch_size": 5, "calibration": "published-code"}
-    assert made_of("private-fedlinucb", keys, **unknown).plan.ranking == 1.0
-    assert made_of("private-fedlinucb", {**keys, "clip": True}, **unknown).plan.ranking == 0.3
-    assert made_of("private-fedlinucb", keys).plan.ranking == 0.3
-    clipped = made_of("fedlinucb", {"batch_size": 5}, **unknown).plan
+    assert made_system("private-fedlinucb", keys, **unknown).plan.ranking == 1.0
+    assert made_system("private-fedlinucb", {**keys, "clip": True}, **unknown).plan.ranking == 0.3
+    assert made_system("private-fedlinucb", keys).plan.ranking == 0.3
+    clipped = made_system("fedlinucb", {"batch_size": 5}, **unknown).plan
     assert clipped.ranking == 0.3 and clipped.reward_limit == clipped.clip.high == 1.0
     for key in ("sieve", "bonus", "tie_bonus"):
         with pytest.raises(InputError, match=f"^{key} below 1 needs rewards in a known range"):
-            made_of("fedlinucb", {"batch_size": 5, "clip": False, key: 0.5}, **unknown)
+            made_system("fedlinucb", {"batch_size": 5, "clip": False, key: 0.5}, **unknown)
 
 
 SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -841,12 +852,12 @@ SHUFFLED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_default_batches_of_a_shuffle_follow_from_the_noise_of_one_release(
     keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """First batch 10 d sd / M, sd of an entry of N theta - h of a single release; ratio 1.5."""
+    """Check the first batch 10 d sd / M, with the sd of an entry of N theta - h of one release."""
 
     def system_of(**further: Any) -> Any:
         """Return the system with further keys."""
         keys_of_curve = {"protocol": "shuffle-vector", **keys, **further}
-        return made_of("private-fedlinucb", keys_of_curve, **sizes)
+        return made_system("private-fedlinucb", keys_of_curve, **sizes)
 
     noise = system_of(release="flat", release_rounds=(sizes["horizon"],)).certificate.noise_std
     std = math.hypot(noise["bias"], noise["covariance"])
@@ -870,7 +881,7 @@ def identity(**keys: Any) -> dict[str, Any]:
     return experiment.identity()["curves"][0]
 
 
-def test_an_explicit_one_is_the_identity_of_before() -> None:
+def test_an_explicit_sieve_of_one_keeps_the_identity_of_earlier_versions() -> None:
     """Curves that choose the largest bound by their keys keep their results in a store."""
     before = identity(sieve=1.0)
     assert not {"sieve", "saturation", "bonus", "tie_bonus", "ledger"} & set(before)
@@ -914,17 +925,17 @@ def test_an_explicit_one_is_the_identity_of_before() -> None:
                    "sieve": 0.5}, "sieve"),
     ],
 )  # fmt: skip
-def test_a_ranking_that_no_proof_is_about_is_refused(
+def test_a_ranking_without_a_proof_is_refused(
     algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
     batches = {"batch_size": 5} if algorithm == "fedlinucb" else {}
     with pytest.raises(InputError, match=message) as refused:
-        made_of(algorithm, {**batches, **keys}, silos=30)
+        made_system(algorithm, {**batches, **keys}, silos=30)
     text = str(refused.value)
     assert "\n" not in text and len(text) < 160
 
 
-def test_widths_are_of_plans_of_the_proof_alone() -> None:
+def test_only_plans_with_a_proof_have_widths() -> None:
     system = system_of(batch_size=5)
     assert sieve_widths(system.plan, system.theory) == system.plan.widths
     assert sieve_widths(replace(system.plan, batch_size=0), system.theory) == ()
@@ -933,7 +944,7 @@ def test_widths_are_of_plans_of_the_proof_alone() -> None:
             sieve_widths(replace(system.plan, **change), system.theory)
 
 
-def test_a_public_system_takes_the_keys() -> None:
+def test_a_system_without_privacy_accepts_the_keys_of_the_sieve() -> None:
     world = {"kind": "sphere", "dimension": 3, "actions": 5}
     result = fastfed.simulate(
         world, "fedlinucb", horizon=40, silos=2, batch_size="growing", sieve=[1.0, 0.5], seed=1
@@ -994,9 +1005,9 @@ SATURATED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def test_the_default_saturation_follows_from_the_noise_of_one_release(
     algorithm: str, keys: dict[str, Any], sizes: dict[str, Any]
 ) -> None:
-    """n0 = round(10 d sd / M), sd of an entry of N theta - h of a single release."""
+    """Check n0 = round(10 d sd / M), with the sd of an entry of N theta - h of one release."""
     keys = {"release": "factorised", "batch_size": "growing", **keys}
-    single = made_of(
+    single = made_system(
         algorithm, {**keys, "batch_size": None, "release_rounds": (sizes["horizon"],),
                     "saturation": 0.0}, **sizes
     )  # fmt: skip
@@ -1005,36 +1016,40 @@ def test_the_default_saturation_follows_from_the_noise_of_one_release(
     if keys.get("protocol") == "silo-ldp":
         std *= math.sqrt(sizes["silos"])  # every silo adds its own
     n0 = float(round(10.0 * sizes["dimension"] * std / sizes["silos"]))
-    default = made_of(algorithm, keys, **sizes)
-    spelled = made_of(algorithm, {**keys, "saturation": n0}, **sizes)
-    none = made_of(algorithm, {**keys, "saturation": 0.0}, **sizes)
+    default = made_system(algorithm, keys, **sizes)
+    explicit = made_system(algorithm, {**keys, "saturation": n0}, **sizes)
+    unsaturated = made_system(algorithm, {**keys, "saturation": 0.0}, **sizes)
     assert n0 >= 1.0
     ends = default.plan.release_rounds
     if default.plan.secure is None:
-        wanted = optimal_factor(ends, sizes["horizon"], n0).matrix
-        np.testing.assert_array_equal(default.plan.factor.matrix, wanted)
-    np.testing.assert_array_equal(default.plan.factor.matrix, spelled.plan.factor.matrix)
-    assert not np.allclose(default.plan.factor.matrix, none.plan.factor.matrix, rtol=1e-4)
-    # Privacy is what it was: the same claim, and the same account of the noise.
-    for system in (default, none):
+        expected = optimal_factor(ends, sizes["horizon"], n0).matrix
+        np.testing.assert_array_equal(default.plan.factor.matrix, expected)
+    np.testing.assert_array_equal(default.plan.factor.matrix, explicit.plan.factor.matrix)
+    assert not np.allclose(default.plan.factor.matrix, unsaturated.plan.factor.matrix, rtol=1e-4)
+    # Privacy does not depend on saturation: the claim and the exact epsilon are equal.
+    for system in (default, unsaturated):
         certificate = system.certificate
         assert certificate.exact.epsilon <= keys.get("epsilon", 1.0) * (1.0 + 1e-9)
-    assert default.certificate.claimed == none.certificate.claimed
+    assert default.certificate.claimed == unsaturated.certificate.claimed
     assert default.certificate.exact.epsilon == pytest.approx(
-        none.certificate.exact.epsilon, rel=1e-4
+        unsaturated.certificate.exact.epsilon, rel=1e-4
     )
 
 
-def test_saturation_is_none_where_it_has_no_use() -> None:
+def test_the_default_saturation_is_zero_where_it_has_no_use() -> None:
     sizes = {"silos": 20, "horizon": 400, "dimension": 3}
     base = {"protocol": "silo-ldp", "release": "factorised", "batch_size": "growing"}
-    plain = made_of("private-fedlinucb", {**base, "saturation": 0.0}, **sizes).plan.factor.matrix
+    plain = made_system(
+        "private-fedlinucb", {**base, "saturation": 0.0}, **sizes
+    ).plan.factor.matrix
     for keys in ({"sieve": 1.0}, {"tie_bonus": 0.5}, {"returning": 2}, {"lazy": False}):
-        actual = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
-        wanted = made_of("private-fedlinucb", {**base, **keys, "saturation": 0.0}, **sizes).plan
-        np.testing.assert_array_equal(actual.factor.matrix, wanted.factor.matrix)
+        actual = made_system("private-fedlinucb", {**base, **keys}, **sizes).plan
+        expected = made_system(
+            "private-fedlinucb", {**base, **keys, "saturation": 0.0}, **sizes
+        ).plan
+        np.testing.assert_array_equal(actual.factor.matrix, expected.factor.matrix)
     for keys in ({}, {"bonus": 0.5}, {"sieve": 0.9}):
-        actual = made_of("private-fedlinucb", {**base, **keys}, **sizes).plan
+        actual = made_system("private-fedlinucb", {**base, **keys}, **sizes).plan
         assert not np.allclose(actual.factor.matrix, plain, rtol=1e-4)
 
 
@@ -1054,7 +1069,7 @@ def test_saturation_without_a_factor_is_refused(
     algorithm: str, keys: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as refused:
-        made_of(algorithm, keys)
+        made_system(algorithm, keys)
     assert "\n" not in str(refused.value)
 
 
@@ -1063,12 +1078,12 @@ def test_a_default_release_without_a_factor_has_no_saturation(protocol: str) -> 
     """Use one batch, or many equal batches, for which the default may be a different release."""
     releases = set()
     for keys in ({"batch_size": 1}, {"batch_size": 499}, {"batch_size": 7}, {}):
-        system = made_of("private-fedlinucb", {"protocol": protocol, **keys}, horizon=500)
+        system = made_system("private-fedlinucb", {"protocol": protocol, **keys}, horizon=500)
         assert system.plan.ranking == 0.3
         releases.add(system.plan.release)
     assert len(releases) > 1 or protocol == "secure-sum"
-    assert made_of("linucb-jdp", {"batch_size": 1}).plan.ranking == 0.3
-    explicit = made_of("private-fedlinucb", {"protocol": protocol, "saturation": 5.0})
+    assert made_system("linucb-jdp", {"batch_size": 1}).plan.ranking == 0.3
+    explicit = made_system("private-fedlinucb", {"protocol": protocol, "saturation": 5.0})
     assert explicit.plan.release == "factorised"
 
 
@@ -1088,7 +1103,9 @@ def test_a_score_chooses_the_largest_value_among_actions_that_pass(
         w, theta = lower(d, key, 1.0), rng.normal(size=d)
         x = rng.normal(size=(count, d)) / math.sqrt(d)
         beta, gamma = rng.uniform(0.1, 2.0), rng.uniform(0.0, 1.0)
-        free, _ = linalg.scored(function, key, 1, x, w, theta, ranking * beta, ranking * gamma)
+        unrestricted, _ = linalg.scored(
+            function, key, 1, x, w, theta, ranking * beta, ranking * gamma
+        )
         v = np.linalg.inv(w.T @ w)
         mean, bonus = x @ theta, definition.bonuses(x, v, beta, gamma)
         upper = mean + bonus
@@ -1098,9 +1115,9 @@ def test_a_score_chooses_the_largest_value_among_actions_that_pass(
         index, row = linalg.scored(function, key, 1, x, w, theta, beta, gamma, sieve)
         assert passing[index]
         np.testing.assert_array_equal(row, x[index])
-        # The free choice is kept if it passes. Otherwise a different action is chosen.
-        assert (index == free) == passing[free]
-        refused += not passing[free]
+        # The unrestricted choice is kept if it passes. Otherwise a different action is chosen.
+        assert (index == unrestricted) == passing[unrestricted]
+        refused += not passing[unrestricted]
     assert 0 < refused < 200 or slack == 3.0
 
 
@@ -1137,9 +1154,9 @@ def test_local_rounds_by_a_posterior_cost_at_most_twice_the_largest_local_width(
     plan = system.plan
     assert system.theory.proven and plan.own.sieve_width > 0.0
     _, scale, base, offset = plan.own.bound
-    most = scale * math.sqrt(base + 4 * math.log1p(400 / 4)) + offset
+    largest_radius = scale * math.sqrt(base + 4 * math.log1p(400 / 4)) + offset
     share = growth.get("ledger", 0.0)
-    assert plan.own.sieve_width == pytest.approx((1.0 + share) * most, rel=1e-12)
+    assert plan.own.sieve_width == pytest.approx((1.0 + share) * largest_radius, rel=1e-12)
     noise = SeededNoise(7)
     silos, server = [Silo(plan, i, noise) for i in (0, 1)], Server(plan, noise)
     rng, theta = np.random.default_rng(3), np.array([0.5, 0.3, 0.2, 0.4])
@@ -1151,14 +1168,16 @@ def test_local_rounds_by_a_posterior_cost_at_most_twice_the_largest_local_width(
             x /= 1.3 * np.linalg.norm(x, axis=1)[:, None]
             local = silo.plays_own
             if local:
-                free, _ = linalg.select(x, silo._own.w, silo._own.theta, plan.own.bonus, 0.0)
+                unrestricted, _ = linalg.select(
+                    x, silo._own.w, silo._own.theta, plan.own.bonus, 0.0
+                )
             a = silo.select(x)
             if local:
                 width = math.sqrt(x[a] @ np.linalg.solve(gram, x[a]))
                 regret = float((x @ theta).max() - x[a] @ theta)
-                assert regret <= 2.0 * (1.0 + share) * most * width
-                worst = max(worst, regret / (2.0 * most * width))
-                restricted += a != free
+                assert regret <= 2.0 * (1.0 + share) * largest_radius * width
+                worst = max(worst, regret / (2.0 * largest_radius * width))
+                restricted += a != unrestricted
             gram += np.outer(x[a], x[a])
             silo.observe(float(rng.random() < x[a] @ theta))
         if silos[0].due:
@@ -1168,10 +1187,12 @@ def test_local_rounds_by_a_posterior_cost_at_most_twice_the_largest_local_width(
     assert worst > 0.0
     bound = direct_regret_bound(plan, system.theory)
     assert bound is not None
-    alone = 2.0 * (1.0 + share) * most * math.sqrt(2.0 * 400 * 4 * math.log1p(400 / 4))
+    local_regret_bound = (
+        2.0 * (1.0 + share) * largest_radius * math.sqrt(2.0 * 400 * 4 * math.log1p(400 / 4))
+    )
     shared = ALGORITHMS.choose("private-fedlinucb").make(
         {**keys, "share": {"until": 20, "rule": "min-of-bounds"}}, spec
     )
     shared_bound = direct_regret_bound(shared.plan, shared.theory)
     assert shared_bound is not None and bound == pytest.approx(shared_bound, rel=1e-12)
-    assert bound > 2.0 * alone
+    assert bound > 2.0 * local_regret_bound

@@ -82,7 +82,7 @@ def test_the_flip_probability_is_the_smallest_that_meets_epsilon(
         assert loss(flips) <= Decimal(epsilon_of(flips, count)) <= Decimal(epsilon)
 
 
-def test_the_ends_of_epsilon() -> None:
+def test_the_limits_of_epsilon_of_one_bit() -> None:
     assert flips_of(50.0) == flips_of(1e50) == 1
     assert epsilon_of(1) == pytest.approx(53 * math.log(2.0), rel=1e-12)
     assert 0.0 < epsilon_of(flips_of(1e-14)) <= 1e-14
@@ -103,13 +103,13 @@ def test_the_channel_has_ratio_e_to_epsilon_and_no_more(epsilon: float) -> None:
     assert worst <= epsilon * (1.0 + 1e-12)
 
 
-def test_a_bit_compares_integers_at_their_edges() -> None:
+def test_a_bit_changes_exactly_where_its_integers_reach_the_thresholds() -> None:
     plan = system().plan
     half = FLIP_UNITS // 2
 
-    def words(up: int, flip: int) -> np.ndarray:
+    def words(rounding: int, flip: int) -> np.ndarray:
         """Return the random words of two numbers of 53 bits."""
-        numbers = [n << 11 for n in (up, flip)]
+        numbers = [n << 11 for n in (rounding, flip)]
         return np.array([w for n in numbers for w in (n & 0xFFFFFFFF, n >> 32)], np.uint32)
 
     keep = FLIP_UNITS - 1
@@ -189,7 +189,7 @@ def test_another_unit_or_relation_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lazy", [True, False])
-def test_the_certificate_is_pure_and_trusts_nobody(lazy: bool) -> None:
+def test_the_certificate_of_bits_has_delta_0_and_trusts_no_party(lazy: bool) -> None:
     deployment = system(lazy=lazy)
     certificate = deployment.certificate
     assert certificate.status == "proven"
@@ -244,7 +244,7 @@ def test_planted_faults_are_refused(change: dict[str, Any]) -> None:
         verify(replace(plan, **change))
 
 
-def test_flips_belong_to_bits_only() -> None:
+def test_plans_of_other_protocols_refuse_flips() -> None:
     other = ALGORITHMS.choose("private-fedlinucb").make(
         {"epsilon": 1.0, "delta": 1e-5, "batch_size": 5}, SPEC
     )
@@ -365,7 +365,7 @@ def test_the_oracle_repeats_every_choice(name: str, epsilon: float) -> None:
     np.testing.assert_allclose(outcome.total[d:], lower, atol=1e-9 * size)
 
 
-def test_the_oracle_notices_other_choices() -> None:
+def test_the_oracle_detects_choices_of_another_flip_probability() -> None:
     """A replay with another flip probability finds choices that are not the best."""
     e = corner(CORNERS["plain lazy"], epsilon=2.0, sieve=1.0)
     outcome, _ = outcome_of(e)

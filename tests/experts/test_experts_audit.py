@@ -92,6 +92,7 @@ def test_results_of_an_audit_depend_only_on_its_seed(
     statistics: list[list[float]] = []
 
     def record(name: str, first: np.ndarray, second: np.ndarray, **claim: float) -> None:
+        """Record the statistics of both data sets."""
         statistics.append([*first, *second])
 
     monkeypatch.setattr(audits, "audit", record)

@@ -18,28 +18,28 @@ from fastfed.simulation import experts
 from fastfed.simulation.experiment import make_experiment
 
 
-def equal(one: Any, other: Any) -> None:
+def equal(actual: Any, expected: Any) -> None:
     """Check that two outcomes have the same bits."""
     for name in FIELDS:
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-    np.testing.assert_array_equal(one.total, other.total)
-    assert one.events == other.events
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name))
+    np.testing.assert_array_equal(actual.total, expected.total)
+    assert actual.events == expected.events
 
 
 @pytest.mark.parametrize(("sums", "rounds"), [(1, 2**27), (40, 2**27), (2**16, 30), (2**16, 200)])
 @pytest.mark.parametrize(
     "name", [n for n in ("svt", "hedge", "hedge, N = 7", "linear", "hindsight") if n in PROBLEMS]
 )
-def test_blocks_change_nothing(name, sums, rounds, monkeypatch):
+def test_the_size_of_blocks_does_not_change_results(name, sums, rounds, monkeypatch):
     """Use blocks of one round, of a few rounds, and blocks that end between two exchanges."""
     e = experiment(name, checkpoints=9)
     for last in (None, 61):
         monkeypatch.undo()
-        wanted = run_readable(e, last=last)
-        equal(run_compiled(e, last=last), wanted)
+        expected = run_readable(e, last=last)
+        equal(run_compiled(e, last=last), expected)
         monkeypatch.setattr(experts, "MAX_SUMS_TOGETHER", sums)
         monkeypatch.setattr(experts, "MAX_LOSSES", rounds)
-        equal(run_compiled(e, last=last), wanted)
+        equal(run_compiled(e, last=last), expected)
 
 
 COIN_RUNS = {
@@ -62,24 +62,24 @@ COIN_RUNS = {
 
 
 def by_coins_and_by_sums(environment, curve, silos, checkpoints, last=None):
-    """Return the outcome of the fast driver for coins, and that from sums."""
+    """Return the outcomes of runs in coins and from sums, and whether coins were possible."""
     e = make_experiment(
         name="coins", environment=environment, curves=[{"label": "a", **curve}], horizon=500,
         silos=silos, checkpoints=checkpoints,
     )  # fmt: skip
-    plan, outcomes, may, used = e.curves[0].system.plan, [], experts.in_coins, []
+    plan, outcomes, original, answers = e.curves[0].system.plan, [], experts.in_coins, []
 
-    def look(*arguments):
-        """Ask as before whether runs in coins are possible, and note the answer."""
-        used.append(may(*arguments))
-        return used[-1]
+    def recorded_answer(*arguments):
+        """Return whether runs in coins are possible, as the original does; record the answer."""
+        answers.append(original(*arguments))
+        return answers[-1]
 
-    for answer in (look, lambda *arguments: False):
+    for in_coins in (recorded_answer, lambda *arguments: False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(experts, "in_coins", answer)
+            patch.setattr(experts, "in_coins", in_coins)
             adversary = e.environment.open(2, 1, silos)
             outcomes.append(experts.run(adversary, plan, e.checkpoints, last=last))
-    return *outcomes, used[0]
+    return *outcomes, answers[0]
 
 
 @pytest.mark.parametrize("d", [2, 7, 8, 9, 64, 65, 128])
@@ -88,35 +88,37 @@ def test_runs_in_coins_have_the_bits_of_runs_from_sums(name, d):
     """Use rows in one word, in several words, and several groups of silos; cut runs anywhere."""
     environment, curve = COIN_RUNS[name]
     for silos, checkpoints, last in ((1, 500, None), (3, 7, None), (30, 500, 333)):
-        coins, sums, used = by_coins_and_by_sums(
+        coins, sums, in_coins = by_coins_and_by_sums(
             environment(experts=d), curve, silos, checkpoints, last
         )
         equal(coins, sums)
-        assert used == (name != "no exchange twice")
+        assert in_coins == (name != "no exchange twice")
 
 
 def test_losses_too_different_for_a_table_are_run_from_sums(monkeypatch):
-    for most in (1, 200, 700):
-        monkeypatch.setattr(baselines, "MAX_EXPONENTIALS", most)
-        coins, sums, used = by_coins_and_by_sums(
+    for table_size in (1, 200, 700):
+        monkeypatch.setattr(baselines, "MAX_EXPONENTIALS", table_size)
+        coins, sums, in_coins = by_coins_and_by_sums(
             RealizableLosses(experts=9), {"algorithm": "hedge", "learning_rate": 0.01}, 3, 9
         )
         equal(coins, sums)
-        assert used
+        assert in_coins
 
 
 def test_a_fault_of_runs_in_coins_is_detected(monkeypatch):
     run = experts.CoinRounds.run
 
     def without_first(self, *arguments, **keys):
-        """Run as before, and forget the losses of the first expert."""
-        answer = run(self, *arguments, **keys)
+        """Run as the original does, but zero the losses of the first expert, a planted fault."""
+        decision = run(self, *arguments, **keys)
         self.lost[0] = 0
-        return answer
+        return decision
 
     monkeypatch.setattr(experts.CoinRounds, "run", without_first)
-    coins, sums, used = by_coins_and_by_sums(RealizableLosses(experts=9), COIN_RUNS["svt"][1], 3, 9)
-    assert used
+    coins, sums, in_coins = by_coins_and_by_sums(
+        RealizableLosses(experts=9), COIN_RUNS["svt"][1], 3, 9
+    )
+    assert in_coins
     with pytest.raises(AssertionError):
         equal(coins, sums)
 
@@ -126,8 +128,8 @@ def test_stretches_are_the_same_by_marks_and_by_sorting(monkeypatch):
         e = experiment(name)
         plan = e.curves[0].system.plan
         collected = []
-        for answer in (True, False):
-            monkeypatch.setattr(experts, "dense", lambda asking, last, answer=answer: answer)
+        for is_dense in (True, False):
+            monkeypatch.setattr(experts, "dense", lambda asking, last, is_dense=is_dense: is_dense)
             edges = experts.stretches_of(plan, e.checkpoints, e.horizon, 50)
             collected.append((edges, experts.exchange_flags_of(plan, edges)))
         np.testing.assert_array_equal(collected[0][0], collected[1][0])
@@ -142,9 +144,9 @@ def test_sums_and_weights_have_the_bits_of_numpy(d):
     draw = np.random.default_rng(d)
     rows = draw.random((9, d)) * 2.0 ** draw.integers(-30, 30, (9, d))
     assert [kernels.total(row) for row in rows] == [row.sum() for row in rows]
-    wanted = np.array([row / row.sum() for row in rows])
+    expected = np.array([row / row.sum() for row in rows])
     kernels.to_weights(rows)
-    np.testing.assert_array_equal(rows, wanted)
+    np.testing.assert_array_equal(rows, expected)
 
 
 def test_of_equal_leaders_the_first_is_followed():
@@ -162,7 +164,7 @@ def test_comparisons_have_the_draws_of_the_step_driver():
     sums, asks = np.zeros((n, 2), np.int64), np.ones(n, np.uint8)
     draws = [standard_laplace(rng.uniform(5, 18, 2, 0, k)) for k in range(1, n + 1)]
     for limit in (scale * max(draws[70:]) * (1.0 - 1e-12), scale * sorted(draws)[100]):
-        above = [i for i in range(n) if scale * draws[i] > limit]
+        exceeding = [i for i in range(n) if scale * draws[i] > limit]
         collected, start, decided, release = [], 0, False, 0
         lost, chosen = np.zeros(2, np.int64), np.empty(n, np.int64)
         while start < n:
@@ -173,13 +175,15 @@ def test_comparisons_have_the_draws_of_the_step_driver():
             if decided := start < n:
                 collected.append(start)
                 release += 1
-        assert collected == above and release == n
+        assert collected == exceeding and release == n
 
 
-def test_rows_of_points_have_the_bits_of_one():
+def test_suboptimality_of_rows_has_the_bits_of_single_points():
     draw = np.random.default_rng(1)
     for d in (2, 9, 10, 33, 200):
         means = draw.random(d)
-        law = losses.LinearSuboptimality(means, float(means.min()))
+        suboptimality = losses.LinearSuboptimality(means, float(means.min()))
         rows = draw.dirichlet(np.ones(d), 50)
-        np.testing.assert_array_equal(law.of_rows(rows), [law(row) for row in rows])
+        np.testing.assert_array_equal(
+            suboptimality.of_rows(rows), [suboptimality(row) for row in rows]
+        )

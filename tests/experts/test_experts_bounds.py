@@ -32,6 +32,7 @@ def check_equal(actual: float, expected: float, rel: float = 1e-9) -> None:
 @pytest.mark.parametrize("d", [1, 2, 3, 17, 400])
 def test_largest_laplace_equals_its_integral(d: int) -> None:
     def probability_above(x: float) -> float:
+        """Return the probability that the largest of d Laplace numbers exceeds x."""
         return -math.expm1(d * math.log1p(-0.5 * math.exp(-x)))
 
     positive_part = integrate.quad(probability_above, 0, 60, epsabs=1e-12)[0]
@@ -141,7 +142,7 @@ def test_suboptimality_of_a_phase_equals_the_recursion_by_leaf(beta: float, loca
             noise="local" if local else "central",
             spread=1.0,
         )
-        # The function uses the mean variance of a tree for every leaf. | This is never smaller, and
+        # The function uses the mean variance of a tree for every leaf. This is never smaller, and
         # equal for beta = 0.
         assert by_leaf * (1 - 1e-5) <= actual <= by_leaf * (1 + 1e-4 if beta == 0 else 1.06)
 
@@ -152,12 +153,13 @@ def simulate_phase(
     """Return the suboptimality of DP-FW from e_1 for losses <g, x> + (beta/2) <s, x>^2.
 
     The entries of g are fair or unfair coins, and s has entries +-1. All runs are simulated at
-    once. Each sample is drawn anew, since it is used once.
+    once. Each sample is a new draw, since it is used once.
     """
     p = np.linspace(0.35, 0.65, d)
     s = np.where(np.arange(d) % 2, 1.0, -1.0)
 
     def gradient(x: np.ndarray, g: np.ndarray) -> np.ndarray:
+        """Return the gradient at x of the losses with these g."""
         return g + beta * (x @ s)[:, None] * s
 
     x = np.zeros((runs, d))
@@ -231,6 +233,7 @@ def test_smoothness_term_is_attained_and_the_printed_one_exceeded() -> None:
     beta, s = 0.6, np.array([1.0, -1.0])
 
     def loss(x: np.ndarray) -> float:
+        """Return the smooth loss (beta/2) <s, x>^2."""
         return beta / 2 * float(s @ x) ** 2
 
     for eta in (0.25, 1.0):
@@ -345,18 +348,20 @@ def simulated_switches(d: int, runs: int, r: np.random.Generator) -> np.ndarray:
     There is no noise and L is just below that loss, so that every loss of the expert in use causes
     a switch.
     """
-    others = np.arange(d - 1)
-    end = (d - 1) * math.ceil(math.log(d))  # weights e^-2 per pass: only the last expert remains
+    other_experts = np.arange(d - 1)
+    last_loss = (d - 1) * math.ceil(
+        math.log(d)
+    )  # weights e^-2 per pass: only the last expert remains
     count = np.zeros(runs, dtype=int)
     for run in range(runs):
         t = 0
         while True:
-            weights = np.append(np.exp(-2.0 * ((t - others + d - 2) // (d - 1))), 1.0)
+            weights = np.append(np.exp(-2.0 * ((t - other_experts + d - 2) // (d - 1))), 1.0)
             x = int(np.searchsorted(np.cumsum(weights), r.random() * weights.sum()))
             if x == d - 1:
                 break
             t += (x - t) % (d - 1) + 1
-            if t > end:
+            if t > last_loss:
                 break
             count[run] += 1
     return count
@@ -397,6 +402,7 @@ def test_failure_probabilities_equal_their_integrals(a: float, b: float) -> None
             return laplace_cdf((w + r) / b) ** k
 
         def density(r: float) -> float:
+            """Return the density of the threshold noise."""
             return math.exp(-abs(r) / a) / (2 * a)
 
         if a == 0:

@@ -87,8 +87,8 @@ class Federation:
     @property
     def x(self) -> np.ndarray:
         """Return the weights of the experts, after checking that all clients have the same."""
-        first, *others = (client.x for client in self.clients)
-        for x in others:
+        first, *other_weights = (client.x for client in self.clients)
+        for x in other_weights:
             np.testing.assert_array_equal(first, x)
         return first
 
@@ -275,15 +275,15 @@ def test_parties_with_gradients_equal_the_step_driver(noise):
     problem = ProblemSpec(M, T, D, smoothness=facts.smoothness, linear=False, iid=True)
     keys = {"noise": noise, "batch": "largest", **({} if noise == "none" else {"epsilon": 90.0})}
     plan = ALGORITHMS["fed-dp-ope-stoch"].make(keys, problem).plan
-    opened: Adversary = environment.open(5, 0, M)
+    adversary: Adversary = environment.open(5, 0, M)
     outcome = run_steps(environment.open(5, 0, M), plan, np.arange(1, T + 1))
     federation = Federation(plan, SeededNoise(5))
     for _ in range(T):
         federation.exchange()
-        federation.observe(lambda i, round: loss_of(opened.losses, i, round))
+        federation.observe(lambda i, round: loss_of(adversary.losses, i, round))
     np.testing.assert_array_equal(federation.x, outcome.total)
     assert outcome.synchronisations[-1] == plan.exchanges > 3
-    assert opened.suboptimality is not None and 0.0 < opened.suboptimality(federation.x) < 0.5
+    assert adversary.suboptimality is not None and 0.0 < adversary.suboptimality(federation.x) < 0.5
 
 
 def test_seeded_noise_depends_only_on_its_seed():
@@ -595,7 +595,7 @@ def test_smooth_losses_must_be_gradient_functions():
     queried: list[np.ndarray] = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
-        """Return a gradient, and note where it was asked for."""
+        """Return the gradient at x, and record x."""
         queried.append(x.copy())
         return x + 2 * np.arange(D)
 
@@ -659,9 +659,11 @@ def test_a_report_can_be_repeated_after_its_gradient_failed():
     failed = []
 
     def gradient(x: np.ndarray) -> np.ndarray:
+        """Return a gradient at x."""
         return x * np.arange(D)
 
     def fails_once(x: np.ndarray) -> np.ndarray:
+        """Return the gradient at x, but fail once, in the third of six leaves."""
         # Fail in the third of six leaves; that leaf has its own losses.
         if not failed and failing.clients[0].release == plan.exchanges_before(63) + 2:
             failed.append(True)
@@ -695,18 +697,22 @@ class FailsAtDraw(SeededNoise):
             raise OSError("no entropy")
 
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().uniforms(purpose, release, count)
 
     def uniform(self, purpose: int, release: int) -> float:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().uniform(purpose, release)
 
     def laplace(self, silo: int, release: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().laplace(silo, release, count)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Count the draw, which may fail, then draw."""
         self._draw()
         return super().sample(silo, phase, count)
 

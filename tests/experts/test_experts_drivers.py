@@ -75,6 +75,7 @@ def compiled_losses() -> Any:
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write the losses of ``python_losses`` to ``loss``."""
         for n in range(5):
             loss[n] = ((7 * silo + 13 * round + 5 * n * n + 3 * replicate + seed) % 29) / 28.0
         return 0
@@ -89,6 +90,7 @@ def compiled_gradient() -> Any:
 
     @numba.cfunc(gradient_signature())
     def function(state, seed, replicate, silo, round, x, gradient):
+        """Write the gradient of ``python_gradient``, and return the loss."""
         loss = 0.0
         for n in range(4):
             gradient[n] = x[n] - ((3 * silo + 11 * round + 7 * n + replicate + seed) % 17) / 32.0
@@ -266,13 +268,16 @@ def test_results_do_not_depend_on_checkpoints(name):
     e = experiment(name, checkpoints=10**6)
     full_run = run_compiled(e)
     for rounds in ([e.horizon // 2], [3, 8, 9], [1, 64, e.horizon]):
-        at = np.array([t for t in sorted(set(rounds)) if 1 <= t <= e.horizon])
-        if not len(at):
+        checkpoints = np.array([t for t in sorted(set(rounds)) if 1 <= t <= e.horizon])
+        if not len(checkpoints):
             continue
         for driver in (run_compiled, run_readable):
-            outcome = driver(e, checkpoints=at)
+            outcome = driver(e, checkpoints=checkpoints)
             for field in FIELDS:
-                values, expected = getattr(outcome, field), getattr(full_run, field)[at - 1]
+                values, expected = (
+                    getattr(outcome, field),
+                    getattr(full_run, field)[checkpoints - 1],
+                )
                 if field == "group_regret" and name not in INTEGER_REGRET:
                     atol = 1e-14 * e.silos * e.horizon
                     np.testing.assert_allclose(values, expected, rtol=1e-13, atol=atol)
@@ -486,13 +491,15 @@ def test_gradients_of_quadratic_losses_are_sums_over_rounds(common):
 
 def test_coins_obey_their_options():
     """Check the rows for the options ``last``, ``planned`` and ``common``."""
-    free = all_rows_in_units(LOSSES["coins"](2))
+    without_options = all_rows_in_units(LOSSES["coins"](2))
     stopped = all_rows_in_units(LOSSES["coins that stop"](2))
-    np.testing.assert_array_equal(stopped[:, :301], free[:, :301])
+    np.testing.assert_array_equal(stopped[:, :301], without_options[:, :301])
     assert not stopped[:, 301:].any()
     planned = all_rows_in_units(LOSSES["planned"](2))
     random_experts = [0, 1, 3, 4]
-    np.testing.assert_array_equal(planned[:, :, random_experts], free[:, :, random_experts])
+    np.testing.assert_array_equal(
+        planned[:, :, random_experts], without_options[:, :, random_experts]
+    )
     rounds = np.arange(1, 701)
     planned_losses = (rounds % 2 == 0) & (rounds <= 222)
     np.testing.assert_array_equal(planned[:, :, 2], np.broadcast_to(planned_losses, (2, 700)))
@@ -503,10 +510,10 @@ def test_coins_obey_their_options():
         not planned_and_stopped[:, 100:, :4].any()
         and planned_and_stopped[:, 100:, 4].sum() == 2 * 250
     )
-    common = all_rows_in_units(LOSSES["common coins"](2))
-    np.testing.assert_array_equal(common[0], common[1])
-    np.testing.assert_array_equal(common[0], free[0])
-    assert free[:, :, 2].all() and not free[:, :, 3].any()
+    common_rows = all_rows_in_units(LOSSES["common coins"](2))
+    np.testing.assert_array_equal(common_rows[0], common_rows[1])
+    np.testing.assert_array_equal(common_rows[0], without_options[0])
+    assert without_options[:, :, 2].all() and not without_options[:, :, 3].any()
 
 
 def words_of_coins(group: int, round: int, number: int) -> Any:
@@ -529,10 +536,10 @@ def test_coins_equal_their_definition(d):
         experts_tested = range(0, d, max(1, d // 50))
         uniforms = {n: oracle.uniform(n, d, silo, round, words_of_coins) for n in experts_tested}
         for offset in (-1, 0, 1):
-            near = np.array(chances, np.uint32)
+            shifted_chances = np.array(chances, np.uint32)
             for n, uniform in uniforms.items():
-                near[n] = max(uniform + offset, 0)
-            row = loss_kernels.Coins(3, 1, 3 * size, near).row(silo, round)
+                shifted_chances[n] = max(uniform + offset, 0)
+            row = loss_kernels.Coins(3, 1, 3 * size, shifted_chances).row(silo, round)
             assert {row[n] for n in experts_tested} == {float(offset > 0)}
 
 
@@ -545,8 +552,8 @@ def test_every_plane_decides_coins():
             losses = loss_kernels.Coins(3, 1, 3, flipped)
             row = losses.row(silo, 5)
             assert row.tolist() == [float(u < c) for u, c in zip(uniforms, flipped, strict=True)]
-            others = sum(losses.row(i, 5) for i in range(3))
-            np.testing.assert_array_equal(losses.sums(np.array([4, 5], np.int64))[0], others)
+            row_sum = sum(losses.row(i, 5) for i in range(3))
+            np.testing.assert_array_equal(losses.sums(np.array([4, 5], np.int64))[0], row_sum)
 
 
 @pytest.mark.parametrize("d", [2, 10, 40, 64, 65, 128, 150, 1100])
@@ -648,6 +655,7 @@ def test_compiled_functions_can_read_their_state():
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write the numbers of the state as losses."""
         for n in range(3):
             loss[n] = state[n]
         return 0
@@ -787,9 +795,9 @@ def test_laplace_from_bits_is_the_quantile_in_both_tails():
     mirrored = rng.laplace_from_bits(np.uint64(2**53 - 1) - bits)
     np.testing.assert_array_equal(mirrored, -draws)
     assert draws[0] == pytest.approx(-53 * np.log(2), rel=1e-15)
-    above = np.array([2**52, 2**53 - 1], np.uint64)
-    expected = [laplace_quantile(int(b)) for b in above]
-    np.testing.assert_allclose(rng.laplace_from_bits(above), expected, rtol=1e-15, atol=0)
+    upper_tail_bits = np.array([2**52, 2**53 - 1], np.uint64)
+    expected = [laplace_quantile(int(b)) for b in upper_tail_bits]
+    np.testing.assert_allclose(rng.laplace_from_bits(upper_tail_bits), expected, rtol=1e-15, atol=0)
 
 
 # -- Noise against the number of clients -----------------------------------------------------------
@@ -871,9 +879,9 @@ def test_noise_of_the_mean_score_falls_with_the_number_of_clients(central, toget
         # Noise of one client or of the server is Laplace; noise of many clients is nearly normal.
         kurtosis = float((noise[5] ** 4).mean() / (noise[5] ** 2).mean() ** 2)
         assert kurtosis == pytest.approx(6.0 if central else 3 + 3 / m, rel=0.08)
-        # No two leaves share a draw.
-        even_leaves, second = noise[5][:-1], noise[5][1:]
-        assert abs((even_leaves * second).mean()) < 5 * std**2 / sqrt(even_leaves.size)
+        # Two successive leaves share no draw.
+        leaves, next_leaves = noise[5][:-1], noise[5][1:]
+        assert abs((leaves * next_leaves).mean()) < 5 * std**2 / sqrt(leaves.size)
 
 
 def test_noise_test_detects_planted_faults(monkeypatch):
@@ -1003,7 +1011,7 @@ def test_pseudo_regret_of_a_run_is_the_sum_over_rounds():
             self: Any, edges: np.ndarray, settles: Any, which: np.ndarray, weights: np.ndarray,
             sums: Any, log: list[np.ndarray] = points,
         ) -> None:  # fmt: skip
-            """Play as before, and note the weights of each round."""
+            """Record the weights of each round, then call the original method."""
             for row, rounds in zip(which, np.diff(edges), strict=True):
                 log += [weights[row].copy()] * rounds
             PLAYED_MANY(self, edges, settles, which, weights, sums)
@@ -1058,6 +1066,7 @@ def losses_that_raise(kind: type[Exception], at: tuple[int, int]) -> Callable[..
     """Return losses that raise an exception of this kind for (silo, round) = ``at``."""
 
     def function(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
+        """Return losses of 1/2, except for the exception."""
         if (silo, round) == at:
             raise kind("nothing here")
         return np.full(3, 0.5)
@@ -1065,9 +1074,9 @@ def losses_that_raise(kind: type[Exception], at: tuple[int, int]) -> Callable[..
     return function
 
 
-def constant_function(answer: Any) -> Callable[..., Any]:
-    """Return a loss function that always returns ``answer``."""
-    return lambda seed, replicate, silo, round: answer
+def constant_function(losses: Any) -> Callable[..., Any]:
+    """Return a loss function that always returns ``losses``."""
+    return lambda seed, replicate, silo, round: losses
 
 
 def simulate_with_driver(environment: Any, curve: dict[str, Any], driver_name: str) -> None:
@@ -1138,6 +1147,7 @@ def test_the_first_failure_is_reported():
     failing = {(0, 3), (1, 3), (1, 400)}
 
     def function(seed: int, replicate: int, silo: int, round: int) -> np.ndarray:
+        """Return losses of 0, but raise ValueError for some (silo, round)."""
         if (silo, round) in failing:
             raise ValueError(f"{silo} {round}")
         return np.zeros(3)
@@ -1165,6 +1175,7 @@ def bad_losses(kind: str) -> Any:
 
     @numba.cfunc(losses_signature())
     def function(state, seed, replicate, silo, round, loss):
+        """Write losses of 1/2, except for the wrong one."""
         for n in range(3):
             loss[n] = 0.5
         if round == 11 and silo == 1:
@@ -1193,6 +1204,7 @@ def bad_gradient(kind: str) -> Any:
 
     @numba.cfunc(gradient_signature())
     def function(state, seed, replicate, silo, round, x, gradient):
+        """Write the gradient, and return the loss."""
         for n in range(3):
             gradient[n] = slope
         return loss

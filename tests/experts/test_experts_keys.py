@@ -657,6 +657,7 @@ def test_a_budget_too_small_for_a_tree_releases_nothing():
 
 def test_certificate_has_caveats_about_regret():
     def has_caveat(word: str, *args: Any, **keys: Any) -> bool:
+        """Return whether a caveat of the certificate contains the word."""
         return any(word in c for c in certificate(*args, **keys).caveats)
 
     assert has_caveat("is a key's word", SVT, UNKNOWN_OPTIMUM, optimal_loss=1.0)
@@ -874,9 +875,9 @@ def test_sweeps_over_keys_silos_and_environment_parameters():
     )
     low_epsilon, high_epsilon = (curves[f"SVT, epsilon = {e}, silos = 6"] for e in (5.0, 50.0))
     assert (low_epsilon.group_regret != high_epsilon.group_regret).any()
-    ends = curves["phases, phase_length = 5"].rounds // 5
+    phases = curves["phases, phase_length = 5"].rounds // 5
     np.testing.assert_array_equal(
-        curves["phases, phase_length = 5"].synchronisation_counts, [ends, ends]
+        curves["phases, phase_length = 5"].synchronisation_counts, [phases, phases]
     )
     for label in LABELS[:6]:
         assert set(curves[label].events) == {"switches", "switches_spent"}

@@ -287,9 +287,11 @@ class RecordedDraw:
         self.value, self.log = value, log
 
     def __rmul__(self, scale: float) -> RecordedDraw:
+        """Return the draw multiplied by a scale."""
         return RecordedDraw(scale * self.value, self.log)
 
     def __radd__(self, base: float) -> float:
+        """Return the sum with a number, and record both terms."""
         self.log.append((float(base), self.value))
         return float(base) + self.value
 
@@ -338,11 +340,15 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
     RecordedScores.log = record.scores
 
     class Source(SeededNoise):
+        """Seeded noise that records the keys of its uniforms."""
+
         def uniform(self, purpose: int, release: int) -> float:
+            """Record the key, and draw."""
             record.drawn.append((purpose, release))
             return super().uniform(purpose, release)
 
         def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
+            """Fail, since experts draw single uniforms."""
             raise AssertionError("experts draw one uniform at a time")
 
     def decide(kind: Any) -> Callable[..., Any]:
@@ -350,6 +356,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         original = kind.decide
 
         def record_decision(self: Any, total: np.ndarray) -> Any:
+            """Record the total and the choice of the original method."""
             record.totals.append(np.array(total))
             scores = total.view(RecordedScores) if kind is NoisyLeast else total
             record.choices.append(original(self, scores))
@@ -386,6 +393,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         original = kind.decide_rounds
 
         def record_round(self: Any, rounds: Any, last: int) -> Any:
+            """Record the losses and the decision of the single round."""
             first, decision = rounds.done, original(self, rounds, last)
             assert rounds.done == last == first + 1
             record.blocks = True
@@ -400,7 +408,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return record_round
 
     def report(self: Any) -> Any:
-        """Report as before, and record the report."""
+        """Call the original method, and record its report."""
         report_ = original_report(self)
         if self.index == 0:
             record.reports.append([])
@@ -408,7 +416,7 @@ def record_run(e: Experiment, play: Callable[..., Any], **keys: Any) -> Recorded
         return report_
 
     def choose(self: Any, costs: Any, uniform: float) -> int:
-        """Choose as before, and record the costs."""
+        """Record the costs, then call the original method."""
         record.costs.append(np.array(costs))
         return int(original_choose(self, costs, uniform))
 
@@ -474,6 +482,7 @@ class SquaredLosses:
     table: np.ndarray
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         g = self.table[client, t - 1]
         return g * float(np.sum(g * x))
 
@@ -485,6 +494,7 @@ class DistanceLosses:
     seed: int
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient of a client's loss of round t at x."""
         return x - loss_centre(self.seed, client, t, len(x))
 
 
@@ -601,6 +611,7 @@ def pseudo_regret(e: Experiment, x: np.ndarray) -> np.ndarray:
     probabilities = np.prod(np.where(g == 1.0, means, 1.0 - means), axis=1)
 
     def loss(point: np.ndarray) -> float:
+        """Return the expected loss of a point."""
         return float(probabilities @ (g @ point) ** 2) / 2.0
 
     minimum = minimize(
@@ -855,6 +866,7 @@ def test_each_problem_shows_what_its_name_says():
     """Check the depths of trees, the numbers of switches, and ties."""
 
     def plan(name: str) -> Any:
+        """Return the plan of a problem."""
         return experiment(name).curves[0].system.plan
 
     trees = {name: [p.trees for p in plan(name).phases] for name in OPE}
@@ -879,9 +891,9 @@ def test_each_problem_shows_what_its_name_says():
     assert any(n in switches and switches[n] > 0 for n in SVT if "printed, 0.0001" in n)
     # Some queries cause no switch, and some switches choose the same expert again.
     assert any(len(runs[n].queries) > switches[n] + 10 for n in SVT if switches[n])
-    stays = [np.any(run.x[np.array(run.switches) - 1] == run.x[np.array(run.switches) - 2])
+    keeps_expert = [np.any(run.x[np.array(run.switches) - 1] == run.x[np.array(run.switches) - 2])
             for run in runs.values() if run.switches]  # fmt: skip
-    assert any(stays) and not all(stays)
+    assert any(keeps_expert) and not all(keeps_expert)
     # Costs below L* count as equal in some choice of a nearly realizable problem.
     near_realizable_run = runs["N = 1, nearly"]
     assert any(
@@ -984,9 +996,11 @@ class _ShiftedSamples:
         self.source = source
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the source."""
         return getattr(self.source, name)
 
     def sample(self, silo: int, phase: int, count: int) -> np.ndarray:
+        """Return the samples of the next phase."""
         return self.source.sample(silo, phase + 1, count)
 
 
@@ -1004,6 +1018,7 @@ class _RepeatedUniform:
         self.source = source
 
     def uniform(self, purpose: int, release: int) -> float:
+        """Return the draw of release 1."""
         return self.source.uniform(purpose, 1)
 
 
@@ -1095,9 +1110,11 @@ class LargerScales:
         self.plan = plan
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the plan."""
         return getattr(self.plan, name)
 
     def scale(self, release: int) -> float:
+        """Return m times the scale of the plan."""
         return self.plan.silos * self.plan.scale(release)
 
 

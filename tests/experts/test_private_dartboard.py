@@ -118,7 +118,7 @@ def run_and_record(e: Experiment, driver: Any, **keys: Any) -> tuple[np.ndarray,
     original = experts.Ledger.played
 
     def record(self: Any, first: int, last: int, weights: np.ndarray, row: Any) -> None:
-        """Play as before, and record the expert of each round."""
+        """Record the expert of each round, then call the original method."""
         assert weights.max() == weights.sum() == 1.0
         x.extend([int(weights.argmax())] * (last - first + 1))
         original(self, first, last, weights, row)
@@ -215,8 +215,10 @@ def test_each_problem_shows_what_its_name_says():
     assert runs["never kept, N = 1"].coins == runs["never kept, N = 1"].draws
     assert not runs["none"].coins and plans["none"].noise.switches == 0
     assert len(runs["one decision"].coins) == 1
-    stays = [run.x[t - 1] == run.x[t - 2] for run in runs.values() for t in run.draws if t > 1]
-    assert any(stays) and not all(stays)
+    keeps_expert = [
+        run.x[t - 1] == run.x[t - 2] for run in runs.values() for t in run.draws if t > 1
+    ]
+    assert any(keeps_expert) and not all(keeps_expert)
     assert any(0 < len(run.draws) < len(run.coins) for run in runs.values())
     changes = [
         np.count_nonzero(np.diff(oracle_run(LIMITED, experiment(LIMITED, n)).x))
@@ -564,8 +566,8 @@ def test_bound_of_the_dartboard_by_hand():
 
 def test_bound_of_limited_updates_by_hand():
     """Check T = 3 and m = 2: round 1, and rounds 2 and 3 with a choice from two losses."""
-    each = (2 * log(4) / 5.0 + sqrt(2 * log(4) / 2)) / 2
-    assert limited_updates.limited_regret(3, 2, 4, 5.0) == approx(2 + 4 * min(each, 1.0))
+    regret_of_round = (2 * log(4) / 5.0 + sqrt(2 * log(4) / 2)) / 2
+    assert limited_updates.limited_regret(3, 2, 4, 5.0) == approx(2 + 4 * min(regret_of_round, 1.0))
     assert limited_updates.limited_regret(1, 2, 4, 5.0) == 2.0
 
 
@@ -579,10 +581,12 @@ def fixed_digits(u: Fraction) -> Any:
         """A source of random bytes: the binary digits of u."""
 
         def __call__(self, count: int) -> bytes:
+            """Return the first digits of u as bytes of a word."""
             words = int(u * 2**64)
             return int(words).to_bytes(8, "little")[:count]
 
         def further(self, index: int, start: int, count: int) -> bytes:
+            """Return `count` bytes of digits of u after the first `start` digits."""
             scaled = int(u * 2 ** (start + 8 * count))
             return (scaled % 2 ** (8 * count)).to_bytes(count, "big")
 
@@ -661,4 +665,5 @@ def test_deployed_parties_have_the_exact_distribution(algorithm, N):
     pairs += list(zip(observed[~is_rare], expected[~is_rare], strict=True))
     statistic = sum((a - b) ** 2 / b for a, b in pairs)
     n = len(pairs)
+    # A chi-square variable with n - 1 degrees of freedom exceeds this limit once in 10^6.
     assert n >= 4 and statistic < n + 5.5 * sqrt(2 * n) + 12, (statistic, n)

@@ -43,9 +43,11 @@ class Rows(PoolEnvironment):
         self.silo_starts = equal_blocks(len(sizes), silos)
 
     def load(self, silos: int | None) -> Pool:
+        """Return the pool of the rows."""
         return Pool.from_rows(self.rows, self.means, self.starts, self.silo_starts)
 
     def describe(self) -> dict:
+        """Return the kind only."""
         return {"kind": self.kind}
 
 
@@ -212,7 +214,7 @@ def test_drivers_agree_with_bounds_and_data_dependent_schedules():
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("radius", ["direct", "lemma-c2"])
 def test_rows_that_occur_once_have_no_cached_bounds(lazy, radius):
-    """Check pools that are not stored in 16 bits and contexts that are drawn anew."""
+    """Check pools that are not stored in 16 bits, and contexts that are new in each round."""
     rng, sizes = np.random.default_rng(4), [33, 64, 17, 90] * 40
     keys = {"silos": 2, "horizon": 70, "protocol": "silo-ldp", "lazy": lazy, "batch_size": 20}
     pool = Rows(rows_of(rng, sizes, 41, "unit"), sizes, 2, "without-replacement")

@@ -40,7 +40,7 @@ SIZES = [(1, 1), (1, 19), (2, 3), (2, 100), (13, 27), (13, 26), (40, 7), (40, 41
 @pytest.mark.parametrize("bound", [np.inf, 0.3])
 @pytest.mark.parametrize("spread", [0.0, 3.0])
 @pytest.mark.parametrize("d, k", SIZES)
-def test_numbers_are_those_of_the_data(d, k, spread, bound):
+def test_means_and_widths_equal_those_computed_from_the_data(d, k, spread, bound):
     rng = np.random.default_rng([d, k])
     rows, (v, w, theta) = random_rows(rng, d, k), random_start(rng, d, spread)
     model, u = linalg.FixedModel(rows, w, theta, bound), v @ theta
@@ -61,7 +61,7 @@ def test_numbers_are_those_of_the_data(d, k, spread, bound):
 
 @pytest.mark.parametrize("d, k", [(10, 40), (30, 40)])
 def test_rounding_does_not_grow_with_the_rounds(d, k):
-    """After 300 000 data points, few of them of most actions."""
+    """Use 300 000 data points, of which most actions have only a few."""
     rng = np.random.default_rng(5)
     rows = random_rows(rng, d, k)
     model = linalg.FixedModel(rows, np.eye(d), np.zeros(d), np.inf)
@@ -81,8 +81,8 @@ def test_rounding_does_not_grow_with_the_rounds(d, k):
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 @pytest.mark.parametrize("d, k", SIZES)
-def test_choices_are_the_first_of_the_largest(d, k, gamma):
-    """Rows that are twice there tie exactly. Bounds on roots may not change a choice."""
+def test_the_first_action_of_the_largest_score_is_chosen(d, k, gamma):
+    """Use equal rows, which tie exactly. Bounds on square roots must not change a choice."""
     rng = np.random.default_rng([d, k, 3])
     rows = random_rows(rng, d, k)
     rows[1::2] = rows[: k - 1 : 2]
@@ -134,7 +134,7 @@ def test_there_is_no_bound_on_eigenvalues_outside_the_span_of_the_actions():
 
 @pytest.mark.parametrize("keys", [{}, {"sieve": 1.0}])
 @pytest.mark.parametrize("d, actions", [(3, 50), (30, 50)])
-def test_the_model_plays_like_an_estimate_that_knows_no_set(d, actions, keys, monkeypatch):
+def test_a_fixed_set_gives_the_choices_of_an_estimate_without_a_set(d, actions, keys, monkeypatch):
     """Scores differ by rounding only, so the choices are the same unless two scores tie."""
     experiment = make_experiment(
         name="fixed",
@@ -147,8 +147,8 @@ def test_the_model_plays_like_an_estimate_that_knows_no_set(d, actions, keys, mo
     monkeypatch.setattr(compiled, "uses_fixed_sets", lambda environment, plan: False)
     opened_environment = experiment.environment.open(experiment.seed, 0, 1)
     plans = [curve.system.plan for curve in experiment.curves]
-    (without,) = server.run_steps(opened_environment, plans, experiment.checkpoints)
-    assert np.array_equal(with_model.actions, without.actions)
+    (without_model,) = server.run_steps(opened_environment, plans, experiment.checkpoints)
+    assert np.array_equal(with_model.actions, without_model.actions)
 
 
 @pytest.mark.parametrize("keys", [{}, {"sieve": 1.0}, {"radius": "lemma-a2"}])

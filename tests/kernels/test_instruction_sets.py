@@ -205,6 +205,7 @@ class LeafLibrary:
         self._library = ctypes.CDLL(str(library))
 
     def __getattr__(self, name: str):
+        """Return the leaf function of this name."""
         return lambda *values: self.bound(name, *values)()
 
     def bound(self, name: str, *values) -> Callable[[], object]:
@@ -212,10 +213,11 @@ class LeafLibrary:
         arguments, result = SIGNATURES[f"ff_{name}"].split(":")
         prototype = ctypes.CFUNCTYPE(TYPES[result], *(TYPES[a] for a in arguments))
         function = prototype(self.address(f"ff_{name}"))
-        ready = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in values]
-        return lambda held=values: function(*ready)
+        call_arguments = [v.ctypes.data if isinstance(v, np.ndarray) else v for v in values]
+        return lambda values_kept_alive=values: function(*call_arguments)
 
     def address(self, name: str) -> int:
+        """Return the address of an exported function."""
         return ctypes.cast(self._library[name], ctypes.c_void_p).value
 
 
@@ -244,6 +246,7 @@ class ExtensionLibrary(LeafLibrary):
         self._levelled = {row.name.decode(): row.of[column] for row in rows}
 
     def address(self, name: str) -> int:
+        """Return the address at the level, or else that of the exported function."""
         return self._levelled.get(name) or super().address(name)
 
 
@@ -286,23 +289,24 @@ def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
     results: dict[str, bytes] = {}
 
     def store(name: str, *values) -> None:
+        """Store the bytes of the values under a name."""
         results[name] = b"".join(np.asarray(v).tobytes() for v in values)
 
     for name, dtype in (("normals_f32", np.float32), ("normals_f64", np.float64)):
-        out = np.empty(4096, dtype)
-        getattr(leaves, name)(fixed_inputs["stream"], 4096, out)
-        store(name, out)
-    out = np.empty(2002)
-    leaves.normals_from_bits(*fixed_inputs["bits"], 1001, out)
-    store("normals_from_bits", out)
+        output = np.empty(4096, dtype)
+        getattr(leaves, name)(fixed_inputs["stream"], 4096, output)
+        store(name, output)
+    output = np.empty(2002)
+    leaves.normals_from_bits(*fixed_inputs["bits"], 1001, output)
+    store("normals_from_bits", output)
     words = fixed_inputs["words"]
-    unsure = leaves.ideal_normals(words, len(words) // 2, out)
-    store("ideal_normals", out[: len(words)], unsure)
-    unsure = leaves.ideal_laplace(words, len(words), out)
-    store("ideal_laplace", out[: len(words)], unsure)
+    unsure = leaves.ideal_normals(words, len(words) // 2, output)
+    store("ideal_normals", output[: len(words)], unsure)
+    unsure = leaves.ideal_laplace(words, len(words), output)
+    store("ideal_laplace", output[: len(words)], unsure)
     noise, doubtful = fixed_inputs["noise"], np.empty(S, np.uint8)
-    doubts = leaves.round_noisy(*noise, 1e-5, S, out, doubtful)
-    store("round_noisy", out[:S], doubtful, doubts)
+    doubts = leaves.round_noisy(*noise, 1e-5, S, output, doubtful)
+    store("round_noisy", output[:S], doubtful, doubts)
     order = np.empty(100, np.int64)
     leaves.permutation(fixed_inputs["stream"], 100, order)
     store("permutation", order)
@@ -385,11 +389,11 @@ def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
     clipped = x.copy()
     leaves.clip_norm(clipped, D, 1.0)
     store("clip_norm", clipped)
-    out = np.empty(S)
-    leaves.prefix(fixed_inputs["nodes"], 0b11101, S, out)
-    store("prefix", out)
-    leaves.add_noise(statistic, fixed_inputs["normals"], np.array([1.1, 0.7, 1.3]), D, out)
-    store("add_noise", out)
+    output = np.empty(S)
+    leaves.prefix(fixed_inputs["nodes"], 0b11101, S, output)
+    store("prefix", output)
+    leaves.add_noise(statistic, fixed_inputs["normals"], np.array([1.1, 0.7, 1.3]), D, output)
+    store("add_noise", output)
     shift = leaves.refresh(fixed_inputs["statistic"], 0.5, D, w, theta, scratch)
     assert shift > 0.0
     store("refresh", w, theta, shift)
@@ -486,11 +490,11 @@ def test_the_extension_gives_the_bits_of_the_baseline(baseline):
     assert linalg.solve(w, fixed_inputs["u"]).tobytes() == baseline["solve"]
     assert rng.normals_from_bits(*fixed_inputs["bits"]).tobytes() == baseline["normals_from_bits"]
     for name in ("ideal_normals", "ideal_laplace"):
-        out, unsure = getattr(rng, name)(fixed_inputs["words"])
-        assert out.tobytes() + np.asarray(unsure).tobytes() == baseline[name]
-    out, doubtful = aggregation.round_noisy(*fixed_inputs["noise"], 1e-5)
+        numbers, unsure = getattr(rng, name)(fixed_inputs["words"])
+        assert numbers.tobytes() + np.asarray(unsure).tobytes() == baseline[name]
+    numbers, doubtful = aggregation.round_noisy(*fixed_inputs["noise"], 1e-5)
     mask = np.isin(np.arange(S), doubtful).astype(np.uint8)
-    rounded = out.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
+    rounded = numbers.tobytes() + mask.tobytes() + np.asarray(len(doubtful)).tobytes()
     assert rounded == baseline["round_noisy"]
     logs = [linalg.log(x) for x in fixed_inputs["positive"]]
     assert np.array(logs).tobytes() == baseline["log"]

@@ -420,8 +420,8 @@ def test_tree_noise_of_a_node_equals_the_noise_of_a_simulation(layout, implement
     key = {"replicate": 2, "silo": 5, "layout": layout}
     bias, covariance = kernels.tree_noise(9, 12, d, std, of="node", **key)
     normals = SeededNoise(9, 2).node(5, 12, d)
-    off, on = layout_stds(layout, std)
-    scale = np.where(np.eye(d, dtype=bool), on, off)
+    off_diagonal, diagonal = layout_stds(layout, std)
+    scale = np.where(np.eye(d, dtype=bool), diagonal, off_diagonal)
     assert np.array_equal(bias, std * normals[:d])
     assert np.array_equal(covariance, covariance.T)
     expected = (scale[np.tril_indices(d)] * normals[d:]).tolist()
@@ -491,16 +491,16 @@ def test_all_public_names_have_docstrings():
 def test_bits_are_encoded_and_shuffled(implementation):
     bits = kernels.encode_bits([0, 3, 5], 5)
     assert bits.tolist() == [[0] * 5, [1, 1, 1, 0, 0], [1] * 5]
-    wide = np.repeat(bits, 200, axis=1)
-    unshuffled = wide.copy()
-    assert kernels.shuffle_bits(wide, 3) is wide
-    assert np.array_equal(wide.sum(axis=1), unshuffled.sum(axis=1))
-    assert not np.array_equal(wide[1], unshuffled[1])
+    messages = np.repeat(bits, 200, axis=1)
+    unshuffled = messages.copy()
+    assert kernels.shuffle_bits(messages, 3) is messages
+    assert np.array_equal(messages.sum(axis=1), unshuffled.sum(axis=1))
+    assert not np.array_equal(messages[1], unshuffled[1])
     # A simulation's shuffler does the same to the first release.
     shuffled_by_simulation = unshuffled.copy()
     for label, row in enumerate(shuffled_by_simulation):
         SeededNoise(3).shuffle_bits(1, label, row)
-    assert np.array_equal(wide, shuffled_by_simulation)
+    assert np.array_equal(messages, shuffled_by_simulation)
 
 
 @pytest.mark.parametrize(

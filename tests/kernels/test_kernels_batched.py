@@ -202,9 +202,9 @@ def test_scores_of_many_sets_equal_those_of_each_set(dtype, trusted, implementat
         kernels.ucb_scores(x, w, t, 0.7, **keywords)
         for x, w, t in zip(sets, factors, thetas, strict=True)
     ]
-    turned = np.ascontiguousarray(sets.transpose(2, 0, 1)).transpose(1, 2, 0)
-    wide = np.repeat(sets, 2, axis=2)[:, :, ::2]
-    for x in (sets, turned, wide, np.ascontiguousarray(sets[::-1])[::-1]):
+    transposed = np.ascontiguousarray(sets.transpose(2, 0, 1)).transpose(1, 2, 0)
+    strided = np.repeat(sets, 2, axis=2)[:, :, ::2]
+    for x in (sets, transposed, strided, np.ascontiguousarray(sets[::-1])[::-1]):
         scores = kernels.ucb_scores(x, factors[0], thetas[0], 0.7, **keywords)
         scores_of_models = kernels.ucb_scores(x, factors, thetas, 0.7, **keywords)
         if implementation == "compiled":

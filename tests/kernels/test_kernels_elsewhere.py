@@ -141,10 +141,12 @@ def test_scores_and_normals_agree_inside_njit():
 def test_errors_inside_njit_name_the_bad_argument():
     @numba.njit
     def update(factor, theta, x, y):
+        """Call `factor_update` from compiled code."""
         kernels.factor_update(factor, theta, x, y)
 
     @numba.njit
     def argmax(actions, factor, theta, radius):
+        """Call `ucb_argmax` from compiled code."""
         return kernels.ucb_argmax(actions, factor, theta, radius)
 
     eye, zeros, ones = np.eye(3), np.zeros(3), np.ones(3)

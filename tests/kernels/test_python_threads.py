@@ -104,11 +104,12 @@ def test_runs_refuse_a_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     original = driver.Run
 
     def recording_run(*arguments: Any) -> driver.Run:
-        """Make a run, and note it."""
+        """Return a new run, and record it."""
         runs.append(original(*arguments))
         return runs[-1]
 
     def simulate_in_second_thread(seed: int, replicate: int, silo: int, round: int) -> Any:
+        """Return features and means, and call the running simulation from a second thread."""
         if runs:
             with ThreadPoolExecutor(1) as pool:
                 errors.append(pool.submit(runs[-1].simulate, 1, 1).exception())

@@ -64,10 +64,12 @@ def read_only(*arrays):
         array.flags.writeable = False
 
 
-def same_bits(one, other):
+def same_bits(array, other):
     """Return whether the arrays have the same type, shape and bits."""
     return (
-        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        array.dtype == other.dtype
+        and array.shape == other.shape
+        and array.tobytes() == other.tobytes()
     )
 
 
@@ -286,12 +288,12 @@ def layouts(actions):
     """Return the actions, read-only, in several memory layouts and precisions."""
     k, d = actions.shape
     single = actions.astype(np.float32)
-    wide = np.zeros((2 * k, 3 * d))
-    wide[::2, ::3] = actions
+    strided = np.zeros((2 * k, 3 * d))
+    strided[::2, ::3] = actions
     views = [
         actions.copy(),
         np.asfortranarray(actions),
-        wide[::2, ::3],
+        strided[::2, ::3],
         np.ascontiguousarray(actions[::-1])[::-1],
         np.ascontiguousarray(actions[:, ::-1])[:, ::-1],
         single,
@@ -406,8 +408,8 @@ def test_select_in_near_ties():
         d, k = int(rng.integers(1, 20)), int(rng.integers(2, 60))
         w = np.tril(rng.normal(size=(d, d))) / np.sqrt(d)
         theta = rng.normal(size=d) * rng.choice([0.0, 1.0])
-        near = rng.normal(size=d) * (1.0 + rng.normal(size=(k, d)) * 10.0 ** rng.uniform(-9, -6))
-        check_select(near, w, theta, *map(float, rng.choice([0.0, 1.0], 2)))
+        actions = rng.normal(size=d) * (1.0 + rng.normal(size=(k, d)) * 10.0 ** rng.uniform(-9, -6))
+        check_select(actions, w, theta, *map(float, rng.choice([0.0, 1.0], 2)))
 
 
 def test_of_equal_best_actions_the_first_is_chosen():
@@ -470,9 +472,9 @@ def test_select_where_an_operand_is_subnormal_as_float32(tiny):
         x = rng.normal(size=(30, d)) * (scale if tiny == "actions" else 1e17)
         scores = compiled.scores(x, w, theta, beta, gamma)
         x, scores = x[scores > 0.0], scores[scores > 0.0]
-        near = 1.0 + rng.normal(size=len(x)) * 10.0 ** rng.uniform(-8, -5)
+        factors = 1.0 + rng.normal(size=len(x)) * 10.0 ** rng.uniform(-8, -5)
         if len(x):
-            check_select(x * (near * scores.mean() / scores)[:, None], w, theta, beta, gamma)
+            check_select(x * (factors * scores.mean() / scores)[:, None], w, theta, beta, gamma)
 
 
 def test_select_between_a_tiny_second_radius_and_a_huge_width():

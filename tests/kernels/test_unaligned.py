@@ -30,6 +30,7 @@ def recording(function, alignments):
     """Return the function, which from now on appends whether its arrays are aligned."""
 
     def recorded_call(*arguments, **keys):
+        """Record whether each array is aligned, then call the function."""
         for argument in (*arguments, *keys.values()):
             if isinstance(argument, np.ndarray):
                 alignments.append(argument.flags.aligned)

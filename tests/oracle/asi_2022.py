@@ -25,6 +25,8 @@ from .huang_2023 import select_by_uniform
 
 @dataclass
 class Run:
+    """The experts of all rounds of a run, with its coins and draws."""
+
     x: np.ndarray  # (T,), the experts
     coins: list[int] = field(default_factory=list)  # rounds in which a coin was thrown
     draws: list[int] = field(default_factory=list)  # rounds with a new draw, also of the same x
@@ -39,12 +41,12 @@ def since(losses: np.ndarray, start: int, stop: int) -> np.ndarray:
     return np.sum(losses[:, start - 1 : stop - 1], axis=(0, 1))
 
 
-def drawn(run: Run, law: np.ndarray, u: float, t: int) -> int:
-    """Return the expert that u selects by a law, and record the draw."""
+def drawn(run: Run, probabilities: np.ndarray, u: float, t: int) -> int:
+    """Return the expert that u selects by these probabilities, and record the draw."""
     run.draws.append(t)
-    run.laws.append(law)
-    run.margin = min([run.margin, *np.abs(np.cumsum(law)[:-1] - u).tolist()])
-    return select_by_uniform(law, u)
+    run.laws.append(probabilities)
+    run.margin = min([run.margin, *np.abs(np.cumsum(probabilities)[:-1] - u).tolist()])
+    return select_by_uniform(probabilities, u)
 
 
 def dartboard(
@@ -72,16 +74,16 @@ def dartboard(
     deciding = set(decisions(T, N))
     for t in range(1, T + 1):
         if t in deciding:
-            last, w = w, w * (1 - eta) ** since(losses, before, t)
+            old_w, w = w, w * (1 - eta) ** since(losses, before, t)
             before = t
             if k < K:
                 u = coin(t)
                 run.coins.append(t)
-                stays = (1 - p) * w[x] / last[x]
-                run.margin = min(run.margin, abs(u - stays))
+                keep_probability = (1 - p) * w[x] / old_w[x]
+                run.margin = min(run.margin, abs(u - keep_probability))
                 z = u < 1 - p
                 if z:
-                    z = u / (1 - p) < w[x] / last[x]
+                    z = u / (1 - p) < w[x] / old_w[x]
                 if not z:
                     k += 1
                     x = drawn(run, w / np.sum(w), uniform(t), t)
@@ -101,8 +103,8 @@ def limited_updates(losses: np.ndarray, *, epsilon: float, uniform: Callable[[in
     for t in range(1, T + 1):
         if t > 1 and t & (t - 1) == 0:
             cost = since(losses, t // 2, t)
-            law = np.exp(-epsilon * (cost - np.min(cost)) / 2)
-            x = drawn(run, law / np.sum(law), uniform(t), t)
+            weights = np.exp(-epsilon * (cost - np.min(cost)) / 2)
+            x = drawn(run, weights / np.sum(weights), uniform(t), t)
         run.x[t - 1] = x
     return run
 
@@ -115,45 +117,46 @@ def dartboard_law(losses: np.ndarray, *, eta: float, p: float, K: int, N: int) -
     """Return the exact distribution of coins and draws, by enumeration."""
     losses = checked_table(losses)
     _, T, d = losses.shape
-    at = decisions(T, N)
-    law: Law = {}
+    decision_rounds = decisions(T, N)
+    distribution: Law = {}
 
-    def go(n: int, seen: tuple[int, ...], x: int, k: int, chance: float) -> None:
-        """Add the chances of all continuations of the draws `seen`."""
-        if n == len(at):
-            law[seen] = law.get(seen, 0.0) + chance
+    def go(n: int, draws: tuple[int, ...], x: int, k: int, chance: float) -> None:
+        """Add the probabilities of all continuations of these draws to the distribution."""
+        if n == len(decision_rounds):
+            distribution[draws] = distribution.get(draws, 0.0) + chance
             return
-        t, before = at[n], at[n - 1] if n else 1
+        t, before = decision_rounds[n], decision_rounds[n - 1] if n else 1
         if k == K:
-            go(n + 1, (*seen, -1), x, k, chance)
+            go(n + 1, (*draws, -1), x, k, chance)
             return
-        stays = (1 - p) * (1 - eta) ** since(losses, before, t)[x]
-        if stays:
-            go(n + 1, (*seen, -1), x, k, chance * stays)
+        keep_probability = (1 - p) * (1 - eta) ** since(losses, before, t)[x]
+        if keep_probability:
+            go(n + 1, (*draws, -1), x, k, chance * keep_probability)
         w = (1 - eta) ** since(losses, 1, t)
         for y in range(d):
-            go(n + 1, (*seen, y), y, k + 1, chance * (1 - stays) * w[y] / np.sum(w))
+            go(n + 1, (*draws, y), y, k + 1, chance * (1 - keep_probability) * w[y] / np.sum(w))
 
     for x in range(d):
         go(0, (x,), x, 0, 1 / d)
-    return law
+    return distribution
 
 
 def experts_of(law: Law) -> Law:
     """Return the distribution of the chosen experts; a draw of the same expert is not visible."""
-    out: Law = {}
-    for seen, chance in law.items():
-        x = [seen[0]]
-        for y in seen[1:]:
+    distribution: Law = {}
+    for draws, chance in law.items():
+        x = [draws[0]]
+        for y in draws[1:]:
             x.append(x[-1] if y < 0 else y)
-        out[tuple(x)] = out.get(tuple(x), 0.0) + chance
-    return out
+        distribution[tuple(x)] = distribution.get(tuple(x), 0.0) + chance
+    return distribution
 
 
 def hockey_stick(here: Law, there: Law, epsilon: float) -> float:
     """Return sup_S P(S) - e^epsilon Q(S), the larger of both directions."""
 
     def one(a: Law, b: Law) -> float:
+        """Return the sum of the positive parts of a - e^epsilon b over all outcomes."""
         return sum(max(0.0, a.get(o, 0.0) - exp(epsilon) * b.get(o, 0.0)) for o in a)
 
     return max(one(here, there), one(there, here))

@@ -58,9 +58,9 @@ def random_records(release: Release, count: int, k: int, rng: np.random.Generato
     z = rng.normal(size=(count, k))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     size, r = rng.uniform(size=count) ** (1.0 / k), rng.uniform(*release.rewards, size=count)
-    ends = rng.uniform(size=count) < 0.5
-    size = np.where(ends, 1.0, size)
-    r = np.where(ends, np.array(release.rewards)[rng.integers(0, 2, count)], r)
+    is_extreme = rng.uniform(size=count) < 0.5
+    size = np.where(is_extreme, 1.0, size)
+    r = np.where(is_extreme, np.array(release.rewards)[rng.integers(0, 2, count)], r)
     return z * (release.feature_bound * size)[:, None], r
 
 
@@ -69,9 +69,12 @@ def largest_of_random(release: Release, count: int, k: int, rng: np.random.Gener
     replaced = removed = 0.0
     while count > 0:
         n = min(count, 250_000)
-        one, other = random_records(release, n, k, rng), random_records(release, n, k, rng)
-        replaced = max(replaced, float(moved(release, *one, *other).max()))
-        removed = max(removed, float(np.linalg.norm(entries(release, *one), axis=1).max()))
+        records, other_records = (
+            random_records(release, n, k, rng),
+            random_records(release, n, k, rng),
+        )
+        replaced = max(replaced, float(moved(release, *records, *other_records).max()))
+        removed = max(removed, float(np.linalg.norm(entries(release, *records), axis=1).max()))
         count -= n
     return replaced, removed
 
@@ -85,18 +88,18 @@ def largest_found(
     """
     low, high = release.rewards
 
-    def record(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def record(parameters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return a record that satisfies the bounds, from free parameters."""
-        size = float(np.linalg.norm(free[:k]))
-        z = free[:k] * (release.feature_bound / max(size, 1.0))
-        return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(free[k]))])
+        size = float(np.linalg.norm(parameters[:k]))
+        z = parameters[:k] * (release.feature_bound / max(size, 1.0))
+        return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(parameters[k]))])
 
-    def loss(free: np.ndarray) -> float:
+    def loss(parameters: np.ndarray) -> float:
         """Return minus the change that two records (or one) cause."""
-        first_record = record(free[: k + 1])
+        first_record = record(parameters[: k + 1])
         if not replace:
             return -float(np.linalg.norm(entries(release, *first_record)))
-        return -float(moved(release, *first_record, *record(free[k + 1 :]))[0])
+        return -float(moved(release, *first_record, *record(parameters[k + 1 :]))[0])
 
     largest = 0.0
     for _ in range(starts):
@@ -137,7 +140,7 @@ def random_deltas(
 
 
 def error_covariance(delta: np.ndarray, release: Release) -> np.ndarray:
-    """Return the covariance of N delta - h, one independent entry of the noise at a time."""
+    """Return the covariance of N delta - h, the sum over independent entries of the noise."""
     d = len(delta)
     total = np.zeros((d, d))
     for i in range(d):
@@ -146,10 +149,10 @@ def error_covariance(delta: np.ndarray, release: Release) -> np.ndarray:
                 continue  # public
             std = release.cross if i == d - 1 else release.off_diagonal
             std = release.diagonal if i == j else std
-            taken = np.zeros(d)
-            taken[i] = delta[j]
-            taken[j] = delta[i]
-            total += std**2 * np.outer(taken, taken)
+            coefficients = np.zeros(d)
+            coefficients[i] = delta[j]
+            coefficients[j] = delta[i]
+            total += std**2 * np.outer(coefficients, coefficients)
     stds = np.append(np.full(d - 1, release.bias), release.constant_bias)
     return total + np.diag(stds**2)
 
@@ -204,11 +207,11 @@ def play(
     d, c = len(delta), release.constant
     reward_scale, anchor = 0.5, max(1.0, 0.1 * float(n.max()))
     gram, u, noise, h = np.zeros((d, d)), np.zeros(d), np.zeros((d, d)), np.zeros(d)
-    below = far = broken = False
-    tight = 0.0
+    noise_too_low = error_too_large = broken = False
+    largest_ratio = 0.0
     for k in range(batches + 1):
-        below = below or bool(np.linalg.eigvalsh(noise)[0] < -n[k])
-        far = far or bool(np.linalg.norm(noise @ delta - h) > error[k])
+        noise_too_low = noise_too_low or bool(np.linalg.eigvalsh(noise)[0] < -n[k])
+        error_too_large = error_too_large or bool(np.linalg.norm(noise @ delta - h) > error[k])
         full = floor = n[k] + anchor
         released, least = gram + noise, np.linalg.eigvalsh(gram + noise)[0]
         steps = [full * i / 8.0 for i in range(8) if k and least + full * i / 8.0 >= floor]
@@ -227,18 +230,20 @@ def play(
         gamma = lam * tau + error[k]
 
         def width(x: np.ndarray, inverse=inverse, beta=beta, gamma=gamma) -> np.ndarray:
-            """Return the bonus of each action."""
-            far_out = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
-            return beta * far_out + gamma * np.linalg.norm(x @ inverse, axis=1)
+            """Return the bonus of each row of x."""
+            norms = np.sqrt(np.einsum("ni,ij,nj->n", x, inverse, x))
+            return beta * norms + gamma * np.linalg.norm(x @ inverse, axis=1)
 
         # Test actions, the error, and V error: it maximises <x, error> / ||x||_{V^-1}.
-        off = delta - estimate
+        error_vector = delta - estimate
         z, _ = random_records(release, length * 5, d - 1, rng)
         x = np.column_stack([z, np.full(len(z), c)])
-        tried = np.vstack([x, off, v @ off])
-        broken = broken or bool((np.abs(tried @ off) > width(tried) * (1.0 + 1e-9)).any())
+        directions = np.vstack([x, error_vector, v @ error_vector])
+        broken = broken or bool(
+            (np.abs(directions @ error_vector) > width(directions) * (1.0 + 1e-9)).any()
+        )
         bias = lam * delta + noise @ delta - h
-        tight = max(tight, float(np.linalg.norm(bias)) / gamma)
+        largest_ratio = max(largest_ratio, float(np.linalg.norm(bias)) / gamma)
         offered = x.reshape(length, 5, d)
         chosen = np.argmax((x @ estimate + width(x)).reshape(length, 5), axis=1)
         rows = offered[np.arange(length), chosen]
@@ -246,4 +251,4 @@ def play(
         gram, u = gram + rows.T @ rows, u + rows.T @ (y - centre)
         leaf, leaf_h = draw_noise(d, release, 1, rng)
         noise, h = noise + leaf[0], h + leaf_h[0]
-    return below, far, broken, tight
+    return noise_too_low, error_too_large, broken, largest_ratio

@@ -166,11 +166,12 @@ def amp_inverted_noise_std(
         cap = log(B / (16 * log(2 / inner)))
 
         def within(epsilon0: float, inner: float = inner) -> bool:
+            """Return whether the shuffled epsilon of local epsilon0 is within the budget."""
             return shuffled_budget(epsilon0, 0.0, B, inner)[0] <= epsilon
 
         epsilon0 = largest(within, 0.0, cap)
-        left = (delta - inner) / (B * (exp(epsilon) + 1) * (1 + exp(-epsilon0) / 2))
-        collected.append(joint_sensitivity(layout) / gaussian_mu(epsilon0, left))
+        local_delta = (delta - inner) / (B * (exp(epsilon) + 1) * (1 + exp(-epsilon0) / 2))
+        collected.append(joint_sensitivity(layout) / gaussian_mu(epsilon0, local_delta))
     return min(collected, default=None)
 
 
@@ -376,7 +377,7 @@ def privacy_factor(result: str, *, T: int, B: float, d: int, delta: float, M0: f
         "C.1": T**0.75 / B**0.25 * log(d**2 / delta) ** 0.5,
         "E.3": T / B**0.5 * log(T / delta) ** 0.25 * log(2 / delta) ** 0.5,
         # Corrected: with log(M/delta) for one of the two log(2/delta).
-        "E.3-mended": T / B**0.5 * (log(T / delta) * log(M / delta) * log(2 / delta)) ** 0.25,
+        "E.3-corrected": T / B**0.5 * (log(T / delta) * log(M / delta) * log(2 / delta)) ** 0.25,
         "E.5": T / B**0.5 * log(d**2 * M / delta) ** 0.75,
         "E.7": T**0.5 * M0**0.5 * log(1 / delta) ** 0.25,
         "F.1": T**0.75 * log(1 / delta) ** 0.25,
@@ -400,7 +401,7 @@ def regret_bound(
     """Return Theorems 3.2, B.1, C.1, E.3, E.5, Propositions E.7, F.1, F.3 as printed.
 
     epsilon and delta are eps0 and delta0 in F.1. E.7 has no B and hides its logarithms.
-    "E.3-mended" has E.3's logarithms corrected.
+    "E.3-corrected" has E.3's logarithms corrected.
     """
     privacy = privacy_factor(result, T=T, B=B, d=d, delta=delta, M0=M0) * d**0.75 / sqrt(epsilon)
     if result == "3.2":
@@ -641,8 +642,8 @@ def vector_batch(
             sums = debias(counted, n, g, b, L, 1 / 4)
         else:
             steps = (data + L) * encoding.g / L
-            whole = np.floor(steps)
-            counted = (whole + (uniforms < steps - whole)).sum(axis=0) + ones
+            floor = np.floor(steps)
+            counted = (floor + (uniforms < steps - floor)).sum(axis=0) + ones
             sums = L / encoding.g * (counted - n * encoding.mean) - n * L
     return sums[:d], symmetric(sums[d:])
 
@@ -691,7 +692,7 @@ def replay(
     (max_norm, low, high) for x and y of the statistics, not of the scores. Without it bits encode
     any value.
     """
-    given = {
+    sources = {
         "user_noise": user_noise,
         "batch_noise": batch_noise,
         "order": order,
@@ -703,7 +704,7 @@ def replay(
         "batch_ones": batch_ones,
         "permutations": permutations,
     }
-    check_sources(system, {name for name, value in given.items() if value is not None})
+    check_sources(system, {name for name, value in sources.items() if value is not None})
     actions, rewards = np.asarray(actions), np.asarray(rewards, dtype=np.float64)
     if actions.ndim != 1 or actions.shape != rewards.shape:
         raise ValueError(f"actions and rewards have shapes {actions.shape} and {rewards.shape}")
@@ -720,7 +721,7 @@ def replay(
     zero_statistics = (np.zeros(d), np.zeros((d, d)))
     total = zero_statistics if prefix_noise is None else checked(prefix_noise(0), d)
 
-    out = Replay(0.0, np.zeros(T), None, [], [])
+    result = Replay(0.0, np.zeros(T), None, [], [])
     realised = np.zeros(T)
     for t in range(1, T + 1):
         m = len(batches)
@@ -729,10 +730,10 @@ def replay(
         V = regularizer(m) * np.eye(d) + total[1]
         a = int(actions[t - 1])
         gap = shortfall(phi, V, total[0], float(radius(t, m)), a)
-        out.worst_gap = max(out.worst_gap, gap)
+        result.worst_gap = max(result.worst_gap, gap)
         expected = np.asarray(means(t), dtype=np.float64)
         best = int(np.argmax(expected))
-        out.regret[t - 1] = expected[best] - expected[a]
+        result.regret[t - 1] = expected[best] - expected[a]
         if best_rewards is not None and a != best:
             realised[t - 1] = best_rewards[t - 1] - rewards[t - 1]
         points.append(clipped(phi[a], float(rewards[t - 1]), clip))
@@ -773,12 +774,12 @@ def replay(
             total = added([*batches, checked(prefix_noise(m), d)])
         else:
             total = added(batches)
-        out.totals.append((total[1], total[0]))
-        out.batches.append(t)
-    out.regret = np.cumsum(out.regret)
+        result.totals.append((total[1], total[0]))
+        result.batches.append(t)
+    result.regret = np.cumsum(result.regret)
     if best_rewards is not None:
-        out.realised_regret = np.cumsum(realised)
-    return out
+        result.realised_regret = np.cumsum(realised)
+    return result
 
 
 def check_sources(system: str, given: set[str]) -> None:

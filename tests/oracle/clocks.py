@@ -57,9 +57,9 @@ class Clocks:
             served = [n + new for n, new in zip(served, serving, strict=True)]
             awake = [i for i in range(self.silos) if not self.sleeps(i, t)]
             if self.wait:
-                wanted = [e for e in self.ends if e > together]
+                next_ends = [e for e in self.ends if e > together]
                 senders = []
-                if wanted and len(awake) == self.silos and min(served) >= wanted[0]:
+                if next_ends and len(awake) == self.silos and min(served) >= next_ends[0]:
                     senders, together = awake, min(served)
             elif self.by == "ticks":
                 senders = awake if t in self.ends else []
@@ -135,8 +135,8 @@ def replay(
             for i in range(m):
                 if not report_counts[i]:
                     continue
-                for when, x, y in points[i]:
-                    if when <= reported_until[i]:
+                for tick_of_point, x, y in points[i]:
+                    if tick_of_point <= reported_until[i]:
                         total, bias = total + np.outer(x, x), bias + x * y
                         count += 1
                 noise_bias, noise_covariance = noise(i, report_counts[i])
@@ -144,7 +144,7 @@ def replay(
             views.append((total, bias))
             rows.append(count)
             reports.append(list(report_counts))
-            lam, near = chosen_regularizer(direct, number, total)
+            lam, distance = chosen_regularizer(direct, number, total)
             regularizers.append(lam)
-            nearest = min(nearest, near)
+            nearest = min(nearest, distance)
     return Replay(worst_gap, regret.cumsum(), views[1:], rows, reports, regularizers, nearest)

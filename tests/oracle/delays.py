@@ -101,9 +101,11 @@ def simulate(
 
     def arrived(i: int, after: int, last: int) -> list[tuple[np.ndarray, float]]:
         """Return the data points of silo i that arrived in rounds after + 1 .. last."""
-        when = arrivals[i][: len(points[i])]
+        arrival_rounds = arrivals[i][: len(points[i])]
         return [
-            p for p, a in zip(points[i], when, strict=True) if a is not None and after < a <= last
+            p
+            for p, a in zip(points[i], arrival_rounds, strict=True)
+            if a is not None and after < a <= last
         ]
 
     for t in range(1, horizon + 1):
@@ -130,9 +132,9 @@ def simulate(
                 + c * np.linalg.norm(xs @ inverse, axis=1)
             )
             action = int(scores.argmax())
-            others = np.delete(scores, action)
-            if len(others):
-                run.least_gap = min(run.least_gap, float(scores[action] - others.max()))
+            other_scores = np.delete(scores, action)
+            if len(other_scores):
+                run.least_gap = min(run.least_gap, float(scores[action] - other_scores.max()))
             y = reward(i, t, float(means[action]))
             run.actions[i, t - 1], run.rewards[i, t - 1] = action, y
             run.regret[t - 1] += means.max() - means[action]

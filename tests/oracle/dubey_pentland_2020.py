@@ -213,8 +213,8 @@ def theorem_1(
 ) -> float:
     """Return Theorem 1 as printed, with a constant for its O."""
     grown = log_growth(T, d, L, rho_min, rho_max)
-    inside = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
-    return constant * sigma * sqrt(M * T * d) * inside
+    bracket = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
+    return constant * sigma * sqrt(M * T * d) * bracket
 
 
 def theorem_1_two_terms(D: float, bar: float, *, M: int, T: int, d: int, grown: float) -> float:
@@ -251,8 +251,8 @@ def theorem_2(
 ) -> float:
     """Return Theorem 2 as printed, with a constant for its O; `cliques` is the cover's size."""
     grown = log_growth(T, d, L, rho_min, rho_max, gamma)
-    inside = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
-    return constant * sigma * sqrt(M * cliques * gamma * T * d) * inside
+    bracket = grown + sqrt(log(2 / alpha)) + norm * sqrt(M * rho_max) + kappa * sqrt(M)
+    return constant * sigma * sqrt(M * cliques * gamma * T * d) * bracket
 
 
 def theorem_2_two_terms(
@@ -373,9 +373,9 @@ def middle(rho_min: float, rho_max: float, shift: float | None) -> float:
     return (rho_min + rho_max) / 2 if shift is None else shift
 
 
-def margin(left: float, right: float, *sizes: float) -> float:
+def margin(value: float, threshold: float, *sizes: float) -> float:
     """Return the distance of a trigger from its threshold, relative to the rounded numbers."""
-    return abs(left - right) / max(1.0, abs(right), *(abs(size) for size in sizes))
+    return abs(value - threshold) / max(1.0, abs(threshold), *(abs(size) for size in sizes))
 
 
 def message_bytes(d: int) -> int:
@@ -450,6 +450,7 @@ def replay(
     shift = middle(rho_min, rho_max, shift)
 
     def of(i: int) -> Callable[[int], np.ndarray] | None:
+        """Return the noise of silo i's tree as a function of the node; None without noise."""
         return None if noise is None else (lambda node: noise(i, node))
 
     # Line 1: the initial matrix is exactly M rho_min I.
@@ -472,19 +473,19 @@ def replay(
             total = total + local[i, k, node]
         return total
 
-    out = Replay(0.0, np.zeros(T), [], [], [], [], 0, 0, np.inf)
+    result = Replay(0.0, np.zeros(T), [], [], [], [], 0, 0, np.inf)
     for t in range(1, T + 1):
         synchronise = False
         for i in range(M):
             # Lines 4-9, with the recorded action and reward.
             phi = np.asarray(contexts(t, i), dtype=np.float64)
-            own = outer_sum([] if lazy else points[i], d + 1)
-            V, u = S + own[:d, :d], s + own[:d, d]
+            own_sums = outer_sum([] if lazy else points[i], d + 1)
+            V, u = S + own_sums[:d, :d], s + own_sums[:d, d]
             a = int(actions[i, t - 1])
             width = float(radius(t, i, V))
-            out.worst_gap = max(out.worst_gap, shortfall(phi, V, u, width, a))
+            result.worst_gap = max(result.worst_gap, shortfall(phi, V, u, width, a))
             expected = np.asarray(means(t, i), dtype=np.float64)
-            out.group_regret[t - 1] += expected.max() - expected[a]
+            result.group_regret[t - 1] += expected.max() - expected[a]
             # Lines 10-11.
             points[i].append(clipped(phi[a], float(rewards[i, t - 1]), clip))
             # Lines 12-14; Delta t counts this round.
@@ -496,16 +497,16 @@ def replay(
                 after = log_det(grown + M * (rho_max - rho_min) * np.eye(d), "the grown V")
                 triggered = after - before >= threshold / (t - last)
             else:
-                grown = S + private_growth(i, len(out.totals))
+                grown = S + private_growth(i, len(result.totals))
                 # Without a positive determinant there is no growth to report.
                 definite = np.linalg.eigvalsh(grown)[0] > 0
                 after = log_det(grown, "the grown V") if definite else -np.inf
                 triggered = after - before > threshold / (t - last)
             if np.isfinite(after):
-                near = margin(after - before, threshold / (t - last), after, before)
-                out.nearest_trigger = min(out.nearest_trigger, near)
+                distance = margin(after - before, threshold / (t - last), after, before)
+                result.nearest_trigger = min(result.nearest_trigger, distance)
             if triggered:
-                out.triggers.append((t, i))
+                result.triggers.append((t, i))
                 synchronise = True
         if batch_size is not None and t % batch_size == 0:
             synchronise = True
@@ -515,17 +516,17 @@ def replay(
             # Line 18: the total is replaced, since each message is a whole prefix.
             S = np.sum([U_hat for U_hat, _ in sent], axis=0)
             s = np.sum([u_hat for _, u_hat in sent], axis=0)
-            out.totals.append((S, s))
-            out.synchronisations.append(t)
-            out.bytes_up += M * message_bytes(d)
-            out.bytes_down += M * message_bytes(d)
+            result.totals.append((S, s))
+            result.synchronisations.append(t)
+            result.bytes_up += M * message_bytes(d)
+            result.bytes_down += M * message_bytes(d)
             # Line 24, which belongs here.
             points = [[] for _ in range(M)]
             last = t
-    out.group_regret = np.cumsum(out.group_regret)
-    left = [outer_sum(of_silo, d + 1) for of_silo in points]
-    out.local = [(Q[:d, :d], Q[:d, d]) for Q in left]
-    return out
+    result.group_regret = np.cumsum(result.group_regret)
+    unsent = [outer_sum(of_silo, d + 1) for of_silo in points]
+    result.local = [(Q[:d, :d], Q[:d, d]) for Q in unsent]
+    return result
 
 
 # Algorithm 3.
@@ -626,9 +627,9 @@ class Network:
     def deliver(self) -> list[tuple[int, Message]]:
         """Return what each silo receives at the start of this round; it is forwarded at the round's
         end."""
-        now, self.arriving = self.arriving, []
+        arrived, self.arriving = self.arriving, []
         delivered = []
-        for silo, message, hops_left in now:
+        for silo, message, hops_left in arrived:
             if (silo, id(message)) in self.seen:
                 continue
             self.seen.add((silo, id(message)))
@@ -720,11 +721,13 @@ def replay_decentralised(
     weight = [M if count == "silos" else len(clique[i]) for i in range(M)]
 
     def of(i: int, g: int) -> Callable[[int], np.ndarray] | None:
+        """Return the noise of a silo's estimator g by node; None without noise."""
         return None if noise is None else (lambda node: noise(i, g, node))
 
     # Line 3.1; the entries of all senders sum to the initial statistics, and each is replaced
     # later.
     def start(i: int) -> Total:
+        """Return a sender's initial entry; those of a clique sum to the initial statistics."""
         return weight[i] * rho_min / len(clique[i]) * np.eye(d), np.zeros(d)
 
     sets = [
@@ -735,11 +738,11 @@ def replay_decentralised(
         for i in range(M)
     ]
     network = Network(np.asarray(adjacency), gamma)
-    out = DecentralisedReplay(0.0, np.zeros(T), [], [], [], {}, [], {}, 0, np.inf)
+    result = DecentralisedReplay(0.0, np.zeros(T), [], [], [], {}, [], {}, 0, np.inf)
     for t in range(1, T + 1):
         # Lines 3.12-3.24, at the start of the round: the proof includes all of it by t + 2 gamma.
         for silo, message in network.deliver():
-            out.arrivals.append((t, silo, message))
+            result.arrivals.append((t, silo, message))
             if message.silo not in clique[silo]:
                 continue
             receiver = sets[silo][message.estimator]
@@ -752,48 +755,48 @@ def replay_decentralised(
         g = t % gamma
         for i in range(M):
             # Line 3.5, which is lines 4-11 with set g.
-            used = sets[i][g]
-            S, s = used.total()
-            out.history.append((t, i, (S, s)))
+            estimator = sets[i][g]
+            S, s = estimator.total()
+            result.history.append((t, i, (S, s)))
             phi = np.asarray(contexts(t, i), dtype=np.float64)
-            own = outer_sum([] if lazy else used.points, d + 1)
-            V, u = S + own[:d, :d], s + own[:d, d]
+            own_sums = outer_sum([] if lazy else estimator.points, d + 1)
+            V, u = S + own_sums[:d, :d], s + own_sums[:d, d]
             a = int(actions[i, t - 1])
             width = float(radius(t, i, V))
-            out.worst_gap = max(out.worst_gap, shortfall(phi, V, u, width, a))
+            result.worst_gap = max(result.worst_gap, shortfall(phi, V, u, width, a))
             expected = np.asarray(means(t, i), dtype=np.float64)
-            out.group_regret[t - 1] += expected.max() - expected[a]
-            used.points.append(clipped(phi[a], float(rewards[i, t - 1]), clip))
-            used.uses += 1
-            if batch_size is not None and used.uses == batch_size:
-                used.due = t
+            result.group_regret[t - 1] += expected.max() - expected[a]
+            estimator.points.append(clipped(phi[a], float(rewards[i, t - 1]), clip))
+            estimator.uses += 1
+            if batch_size is not None and estimator.uses == batch_size:
+                estimator.due = t
             # Lines 3.6-3.11; there are no requests while a broadcast is pending. `uses` is Delta t
             # + 1 here.
-            if threshold is not None and used.due is None:
-                grown = S + outer_sum(used.points, d + 1)[:d, :d]
-                wide = grown + weight[i] * (rho_max - rho_min) * np.eye(d)
-                before, after = log_det(S, "S"), log_det(wide, "the grown V")
-                bar = threshold / (used.uses * (1 + L**2))
-                near = margin(after - before, bar, after, before)
-                out.nearest_trigger = min(out.nearest_trigger, near)
-                if after - before >= bar:
-                    used.due = t + gamma
-                    out.requests.append((t, i, g))
+            if threshold is not None and estimator.due is None:
+                grown = S + outer_sum(estimator.points, d + 1)[:d, :d]
+                triggering = grown + weight[i] * (rho_max - rho_min) * np.eye(d)
+                before, after = log_det(S, "S"), log_det(triggering, "the grown V")
+                limit = threshold / (estimator.uses * (1 + L**2))
+                distance = margin(after - before, limit, after, before)
+                result.nearest_trigger = min(result.nearest_trigger, distance)
+                if after - before >= limit:
+                    estimator.due = t + gamma
+                    result.requests.append((t, i, g))
                     network.broadcast(i, Request(i, g, t))
         for i in range(M):
             # Lines 3.13-3.17.
-            used = sets[i][g]
-            if used.due == t:
-                total = used.privatizer.release(outer_sum(used.points, d + 1))
-                used.held[i] = total
-                used.points, used.uses, used.due = [], 0, None
-                out.broadcasts.append((t, i, g))
+            estimator = sets[i][g]
+            if estimator.due == t:
+                total = estimator.privatizer.release(outer_sum(estimator.points, d + 1))
+                estimator.held[i] = total
+                estimator.points, estimator.uses, estimator.due = [], 0, None
+                result.broadcasts.append((t, i, g))
                 network.broadcast(i, Statistics(i, g, t, total))
     for i in range(M):
         for g in range(gamma):
             Q = outer_sum(sets[i][g].points, d + 1)
-            out.totals[i, g] = sets[i][g].total()
-            out.local[i, g] = (Q[:d, :d], Q[:d, d])
-    out.group_regret = np.cumsum(out.group_regret)
-    out.bytes_sent = network.bytes_sent
-    return out
+            result.totals[i, g] = sets[i][g].total()
+            result.local[i, g] = (Q[:d, :d], Q[:d, d])
+    result.group_regret = np.cumsum(result.group_regret)
+    result.bytes_sent = network.bytes_sent
+    return result

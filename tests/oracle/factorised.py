@@ -18,11 +18,11 @@ def encoder(matrix: ArrayLike) -> Rows:
     b = [[Fraction(float(v)) for v in row] for row in np.asarray(matrix, dtype=float)]
     c: Rows = []
     for i, row in enumerate(b):
-        above = [
+        numerators = [
             Fraction(int(j <= i)) - sum((row[m] * c[m][j] for m in range(i)), Fraction(0))
             for j in range(len(b))
         ]
-        c.append([v / row[i] for v in above])
+        c.append([v / row[i] for v in numerators])
     return c
 
 
@@ -38,11 +38,11 @@ def squared_sensitivity(matrix: ArrayLike, returning: int) -> float:
     worst = Fraction(0)
     for leaves in combinations(range(size), min(returning, size)):
         for signs in product((1, -1), repeat=len(leaves) - 1):
-            moved = [
+            change = [
                 sum((s * row[j] for s, j in zip((1, *signs), leaves, strict=True)), Fraction(0))
                 for row in c
             ]
-            worst = max(worst, sum((m * m for m in moved), Fraction(0)))
+            worst = max(worst, sum((m * m for m in change), Fraction(0)))
     return float(worst)
 
 
@@ -69,10 +69,10 @@ def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
     k = len(w)
     where, rng = np.tril_indices(k), np.random.default_rng(seed)
 
-    def value(free: np.ndarray) -> float:
+    def value(entries: np.ndarray) -> float:
         """Return the weighted error of the factor with these free entries."""
         c = np.zeros((k, k))
-        c[where] = free
+        c[where] = entries
         np.fill_diagonal(c, np.exp(np.diag(c)))
         c /= np.sqrt((c**2).sum(axis=0))  # no leaf is better hidden than it must be
         b = np.linalg.solve(c.T, np.tri(k).T).T

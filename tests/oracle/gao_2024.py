@@ -15,7 +15,7 @@ the best expert's loss per client. Rounds, phases, trees and leaves count from 1
 experts from 0. Logarithms are natural, log2 where written. E# is a correction, numbered as in
 section 6 of the text beside this file.
 
-Not from the paper: the rule "largest", the exact distributions, and everything named "mended" or
+Not from the paper: the rule "largest", the exact distributions, and everything named
 "corrected".
 """
 
@@ -99,10 +99,7 @@ def batch_paper(p: int) -> int:
 
 
 def trees_capped(b: int, wanted: float) -> int:
-    """Return the largest T1 <= wanted with 2^T1
-
-    b, for b a power of two.
-    """
+    """Return the largest integer T1 <= ``wanted`` with 2^T1 <= b, or 0, for b a power of two."""
     return floor(max(0.0, min(wanted, log2(b))))
 
 
@@ -127,6 +124,7 @@ def design(
         raise ValueError(f"rule must be in {RULES}, got {rule!r}")
 
     def wanted(b: int) -> float:
+        """Return the number of trees of Theorem C.5 for batch b, not rounded."""
         return trees_wanted(b, m=m, d=d, epsilon=epsilon, alpha=alpha, beta=beta, central=central)
 
     if p == 1:
@@ -190,20 +188,27 @@ def leaves_below(j: int, depth: int) -> int:
 
 
 class Losses(Protocol):
+    """The losses of all clients and rounds, by their gradients."""
+
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
         """Return the gradient (d,) of client's loss of round t at x."""
 
 
 @dataclass(frozen=True)
 class LinearLosses:
+    """Losses <a, x> for the rows a of a table."""
+
     table: np.ndarray  # (m, T, d)
 
     def gradient(self, client: int, t: int, x: np.ndarray) -> np.ndarray:
+        """Return the gradient (d,), which does not depend on x."""
         return np.asarray(self.table[client, t - 1], dtype=np.float64)
 
 
 @dataclass(frozen=True)
 class Vertex:
+    """A visited vertex of a tree, with its gradient estimates."""
+
     phase: int
     tree: int
     path: str  # of 0 (left) and 1 (right); "" is the root
@@ -214,6 +219,8 @@ class Vertex:
 
 @dataclass(frozen=True)
 class Leaf:
+    """A visited leaf of a tree, with the choice that follows from its scores."""
+
     phase: int
     tree: int
     path: str
@@ -229,6 +236,8 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Phase:
+    """A phase: its rounds, its trees and the weights that are played."""
+
     p: int
     rounds: range
     batch: int
@@ -238,6 +247,8 @@ class Phase:
 
 @dataclass
 class OpeRun:
+    """The weights of all rounds of a run, with its phases, vertices and leaves."""
+
     x: np.ndarray  # (T, d), the same at all clients
     phases: list[Phase] = field(default_factory=list)
     vertices: list[Vertex] = field(default_factory=list)
@@ -289,21 +300,23 @@ def ope_stoch(
     """
     if (scale is None) != (noise is None):
         raise ValueError("give both scale and noise, or none")
-    out = OpeRun(np.zeros((T, d)))
+    result = OpeRun(np.zeros((T, d)))
     x = np.full(d, 1 / d)
     for p in range(1, number_of_phases(T) + 1):
         b, T1 = designs(p)
         if T1 >= 1:
-            x = _phase(out, losses, p, b, T1, x, m, d, permutation, scale, noise, central, forced)
+            x = _phase(
+                result, losses, p, b, T1, x, m, d, permutation, scale, noise, central, forced
+            )
         # 1.14-1.16; the last phase ends with round T.
         rounds = range(first_round(p), min(first_round(p + 1), T + 1))
-        out.phases.append(Phase(p, rounds, b, T1, x))
-        out.x[rounds.start - 1 : rounds.stop - 1] = x
-    return out
+        result.phases.append(Phase(p, rounds, b, T1, x))
+        result.x[rounds.start - 1 : rounds.stop - 1] = x
+    return result
 
 
 def _phase(
-    out: OpeRun,
+    result: OpeRun,
     losses: Losses,
     p: int,
     b: int,
@@ -324,29 +337,29 @@ def _phase(
     order = np.array([permutation(i, p) for i in range(m)])
     if order.shape != (m, len(samples)) or np.any(np.sort(order) != np.arange(len(samples))):
         raise ValueError(f"not permutations of the {len(samples)} samples of phase {p}")
-    used = 0
+    used_samples = 0
     k = 1
     for j in range(1, T1 + 1):
-        at: dict[str, Vertex] = {}
+        vertex_at: dict[str, Vertex] = {}
         # 3.5; x is the x after all leaves so far, at 3.3 and wherever a right child is entered.
         for path in depth_first(j):
             if path.endswith("0"):
                 # 3.9.
-                parent = at[path[:-1]]
+                parent = vertex_at[path[:-1]]
                 vertex = Vertex(p, j, path, parent.x, parent.v, np.zeros((m, 0), dtype=int))
             else:
                 # 3.4 and 3.11: the next b 2^-|s| samples of every client.
                 size = b >> len(path)
-                rounds = samples[order[:, used : used + size]]
-                used += size
+                rounds = samples[order[:, used_samples : used_samples + size]]
+                used_samples += size
                 v = gradient_sums(losses, rounds, x) / size
                 if path:
                     # Equation (3).
-                    parent = at[path[:-1]]
+                    parent = vertex_at[path[:-1]]
                     v = parent.v + v - gradient_sums(losses, rounds, parent.x) / size
                 vertex = Vertex(p, j, path, x, v, rounds)
-            at[path] = vertex
-            out.vertices.append(vertex)
+            vertex_at[path] = vertex
+            result.vertices.append(vertex)
             if len(path) < j:
                 continue
             # 1.8: <c_n, v> is the n-th entry of v.
@@ -365,7 +378,7 @@ def _phase(
             eta = 2 / (k + 1)
             x = (1 - eta) * x + eta * np.eye(d)[w]
             gap = float(scores[w] - ordered[0])
-            out.leaves.append(Leaf(p, j, path, k, width, messages, scores, w, gap, margin, x))
+            result.leaves.append(Leaf(p, j, path, k, width, messages, scores, w, gap, margin, x))
             k += 1
     return x
 
@@ -478,6 +491,8 @@ def noise_gap_tail(x: float, threshold_scale: float, query_scale: float) -> floa
 
 @dataclass(frozen=True)
 class SvtNoise:
+    """The draws of a run of `fed_svt`."""
+
     threshold: Callable[[int], float]  # standard Laplace, of the threshold after k switches
     query: Callable[[int], float]  # standard Laplace, of the query of round t
     uniform: Callable[[int], float]  # in [0, 1), of the resampling of round t; t = 1 for x_1
@@ -485,6 +500,8 @@ class SvtNoise:
 
 @dataclass
 class SvtRun:
+    """The experts of all rounds of a run of `fed_svt`, with its switches and queries."""
+
     x: np.ndarray  # (T,), the experts
     switches: list[int] = field(default_factory=list)  # rounds of a resampling, also to the same x
     queries: list[tuple[int, float]] = field(default_factory=list)  # round and q
@@ -562,32 +579,34 @@ def fed_svt(
     losses = checked_table(losses)
     _, T, d = losses.shape
     # 4.2.
-    out = SvtRun(np.zeros(T, dtype=int))
+    result = SvtRun(np.zeros(T, dtype=int))
     x = uniform_expert(d, noise.uniform(1))
     k, tau = 0, 1
-    noisy = L + threshold_scale * noise.threshold(0)
+    level = L + threshold_scale * noise.threshold(0)
     deciding = set(decisions(T, N))
     for t in range(1, T + 1):
         # 5.6; afterwards 5.17.
         if t in deciding and k < kappa:
             # 5.7-5.8.
-            q = paid(losses, out.x, tau, t)
-            out.queries.append((t, q))
-            left = q + query_scale * noise.query(t)
-            right = L if printed else noisy
-            out.margin = min(out.margin, abs(left - right))
-            if left > right:
+            q = paid(losses, result.x, tau, t)
+            result.queries.append((t, q))
+            noisy_query = q + query_scale * noise.query(t)
+            noisy_threshold = L if printed else level
+            result.margin = min(result.margin, abs(noisy_query - noisy_threshold))
+            if noisy_query > noisy_threshold:
                 # 5.12-5.14.
-                law = exponential_law(resampling_cost(losses, out.x, t, optimal_loss, printed), eta)
-                x = select_by_uniform(law, noise.uniform(t))
-                steps = np.abs(np.cumsum(law)[:-1] - noise.uniform(t))
-                out.draw_margin = min([out.draw_margin, *steps.tolist()])
-                out.laws.append(law)
-                out.switches.append(t)
+                probabilities = exponential_law(
+                    resampling_cost(losses, result.x, t, optimal_loss, printed), eta
+                )
+                x = select_by_uniform(probabilities, noise.uniform(t))
+                steps = np.abs(np.cumsum(probabilities)[:-1] - noise.uniform(t))
+                result.draw_margin = min([result.draw_margin, *steps.tolist()])
+                result.laws.append(probabilities)
+                result.switches.append(t)
                 k, tau = k + 1, t
-                noisy = L + threshold_scale * noise.threshold(k)
-        out.x[t - 1] = x
-    return out
+                level = L + threshold_scale * noise.threshold(k)
+        result.x[t - 1] = x
+    return result
 
 
 def follow_the_leader(losses: np.ndarray, *, N: int, first: int) -> np.ndarray:
@@ -616,16 +635,18 @@ def hedge(
     """
     losses = checked_table(losses)
     m, T, d = losses.shape
-    laws = np.zeros((T, d))
+    distributions = np.zeros((T, d))
     deciding = set(decisions(T, N))
-    law = np.full(d, 1 / d)
+    current = np.full(d, 1 / d)
     for t in range(1, T + 1):
         if t in deciding:
-            law = exponential_law(np.sum(losses[:, : t - 1], axis=(0, 1)), 2 * eta / m)
-        laws[t - 1] = law
+            current = exponential_law(np.sum(losses[:, : t - 1], axis=(0, 1)), 2 * eta / m)
+        distributions[t - 1] = current
     if uniform is None:
-        return laws, None
-    return laws, np.array([select_by_uniform(laws[t - 1], uniform(t)) for t in range(1, T + 1)])
+        return distributions, None
+    return distributions, np.array(
+        [select_by_uniform(distributions[t - 1], uniform(t)) for t in range(1, T + 1)]
+    )
 
 
 def regret(losses: np.ndarray, x: np.ndarray) -> float:
@@ -694,30 +715,32 @@ def laplace_above(z: np.ndarray, scale: float) -> np.ndarray:
     return np.where(z < 0, 1 - tail, tail)
 
 
-def quadrature(breaks: Sequence[float], step: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
+def quadrature(
+    breaks: Sequence[float], step: float, tail_length: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return Gauss-Legendre nodes and weights on the line, for functions that are smooth between
     the breaks."""
     points = sorted({float(c) for c in breaks})
-    points = [points[0] - reach, *points, points[-1] + reach]
+    points = [points[0] - tail_length, *points, points[-1] + tail_length]
     nodes, weights = np.polynomial.legendre.leggauss(16)
     z, h = [], []
     for left, right in pairwise(points):
-        ends = np.linspace(left, right, max(1, ceil((right - left) / step)) + 1)
-        for low, high in pairwise(ends):
+        edges = np.linspace(left, right, max(1, ceil((right - left) / step)) + 1)
+        for low, high in pairwise(edges):
             z.append((low + high) / 2 + (high - low) / 2 * nodes)
             h.append((high - low) / 2 * weights)
     return np.concatenate(z), np.concatenate(h)
 
 
 def argmin_law(scores: np.ndarray, scale: float) -> np.ndarray:
-    """Return (d,), the distribution of argmin of scores + Laplace(scale)."""
+    """Return the distribution (d,) of the argmin of scores + Laplace(scale)."""
     c = np.asarray(scores, dtype=np.float64)
     z, h = quadrature(c.tolist(), scale, 50 * scale)
     density = np.array([laplace_density(z - s, scale) for s in c])
-    above = np.array([laplace_above(z - s, scale) for s in c])
+    tails = np.array([laplace_above(z - s, scale) for s in c])
     return np.array(
         [
-            float(np.sum(h * density[n] * np.prod(np.delete(above, n, axis=0), axis=0)))
+            float(np.sum(h * density[n] * np.prod(np.delete(tails, n, axis=0), axis=0)))
             for n in range(len(c))
         ]
     )
@@ -731,12 +754,12 @@ def argmin_cost(scores: np.ndarray, scale: float, change: float, one_sided: bool
     """
     c = np.asarray(scores, dtype=np.float64)
     shift = change if one_sided else 2 * change
-    law = argmin_law(c, scale)
+    probabilities = argmin_law(c, scale)
     worst = 0.0
     for n, e in enumerate(np.eye(len(c))):
-        up = argmin_law(c - shift * e, scale)[n]
-        down = argmin_law(c + shift * e, scale)[n]
-        worst = max(worst, log(up / law[n]), log(law[n] / down))
+        raised = argmin_law(c - shift * e, scale)[n]
+        lowered = argmin_law(c + shift * e, scale)[n]
+        worst = max(worst, log(raised / probabilities[n]), log(probabilities[n] / lowered))
     return worst
 
 
@@ -759,9 +782,9 @@ def ope_law(
         for p in range(1, number_of_phases(T) + 1)
         for k in range(1, number_of_leaves(designs(p)[1]) + 1)
     ]
-    law = {}
+    distribution = {}
     for sequence in product(range(d), repeat=len(leaves)):
-        named = dict(zip(leaves, sequence, strict=True))
+        forced_experts = dict(zip(leaves, sequence, strict=True))
         run = ope_stoch(
             losses,
             T=T,
@@ -769,21 +792,20 @@ def ope_law(
             d=d,
             designs=designs,
             permutation=permutation,
-            forced=lambda p, k, named=named: named[p, k],
+            forced=lambda p, k, forced_experts=forced_experts: forced_experts[p, k],
         )
-        law[sequence] = 1.0
+        distribution[sequence] = 1.0
         for leaf in run.leaves:
             width = scale(leaf.phase, leaf.tree, designs(leaf.phase)[0])
-            law[sequence] *= float(argmin_law(leaf.scores, width)[leaf.w])
-    return law
+            distribution[sequence] *= float(argmin_law(leaf.scores, width)[leaf.w])
+    return distribution
 
 
 @cache
 def segment_probability(
     queries: tuple[float, ...], crosses: bool, L: float, threshold_scale: float, query_scale: float
 ) -> float:
-    """Return P(all queries are below the noisy threshold), or that of only the last one being
-    above.
+    """Return P(no query exceeds the noisy threshold), or P(only the last one does) if `crosses`.
 
     threshold_scale = 0 means that the threshold is L.
     """
@@ -823,7 +845,7 @@ def svt_law(
     _, T, d = losses.shape
     deciding = set(decisions(T, N))
     a = 0.0 if printed else threshold_scale
-    law: SvtLaw = {}
+    distribution: SvtLaw = {}
 
     def go(
         t: int, x: tuple[int, ...], switches: tuple[int, ...], qs: tuple[float, ...], p: float
@@ -831,8 +853,8 @@ def svt_law(
         """Continue after the rounds before t; `qs` are the queries since the last switch."""
         if t > T:
             open_segment = len(switches) < kappa
-            below = segment_probability(qs, False, L, a, query_scale) if open_segment else 1.0
-            law[x, switches] = p * below
+            no_crossing = segment_probability(qs, False, L, a, query_scale) if open_segment else 1.0
+            distribution[x, switches] = p * no_crossing
             return
         if t not in deciding or len(switches) >= kappa:
             go(t + 1, (*x, x[-1]), switches, qs, p)
@@ -847,15 +869,15 @@ def svt_law(
 
     for first in range(d):
         go(2, (first,), (), (), 1 / d)
-    return law
+    return distribution
 
 
 def expert_law(law: SvtLaw) -> dict[tuple[int, ...], float]:
-    """Return the same of the experts alone: resampling of the same expert is not observed."""
-    out: dict[tuple[int, ...], float] = {}
+    """Return the distribution of the experts: resampling the same expert is not observed."""
+    of_experts: dict[tuple[int, ...], float] = {}
     for (x, _), p in law.items():
-        out[x] = out.get(x, 0.0) + p
-    return out
+        of_experts[x] = of_experts.get(x, 0.0) + p
+    return of_experts
 
 
 def log_ratio(first: dict, second: dict) -> float:

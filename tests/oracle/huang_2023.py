@@ -16,7 +16,7 @@ Logarithms are natural, log2 where written. E# is a correction, numbered as in s
 beside this file.
 
 Not from the paper: the privacy-loss accounting, the largest eps' that it allows, and everything
-named "mended".
+named "corrected".
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def rotate(points: np.ndarray, signs: np.ndarray) -> np.ndarray:
     points = np.asarray(points, dtype=np.float64)
     size = padded(points.shape[1])
     D = np.diag(checked_signs(signs, size))
-    wide = np.hstack([points, np.zeros((len(points), size - points.shape[1]))])
-    return wide @ (hadamard(size) @ D / sqrt(size)).T
+    padded_points = np.hstack([points, np.zeros((len(points), size - points.shape[1]))])
+    return padded_points @ (hadamard(size) @ D / sqrt(size)).T
 
 
 def rotate_back(y: np.ndarray, signs: np.ndarray, d: int) -> np.ndarray:
@@ -141,9 +141,9 @@ def select_by_uniform(probabilities: np.ndarray, u: float) -> int:
     """Return the first index whose cumulative probability exceeds u in [0, 1)."""
     if not 0 <= u < 1:
         raise ValueError(f"the uniform must be in [0, 1), got {u}")
-    above = np.flatnonzero(np.cumsum(probabilities) > u)
+    exceeding = np.flatnonzero(np.cumsum(probabilities) > u)
     # The total may be rounded below u.
-    return int(above[0]) if len(above) else int(np.flatnonzero(probabilities)[-1])
+    return int(exceeding[0]) if len(exceeding) else int(np.flatnonzero(probabilities)[-1])
 
 
 def select_by_gumbel(cost: np.ndarray, epsilon: float, gumbel: np.ndarray) -> int:
@@ -336,7 +336,7 @@ def linucb_alpha(M: int, d: int, beta: float, rounds: float) -> float:
     return 1 + sqrt(2 * log(M / beta) + d * log(rounds))
 
 
-def linucb_alpha_mended(M: int, d: int, beta: float, rounds: float) -> float:
+def linucb_alpha_corrected(M: int, d: int, beta: float, rounds: float) -> float:
     """Return the same for this number of rounds, in any dimension."""
     return 1 + sqrt(2 * log(M / beta) + d * log(1 + rounds / d))
 
@@ -346,7 +346,7 @@ def concentration_c1(M: int, P: int, d: int, beta: float, lambda_0: float) -> fl
     return 4 * sqrt(2 * d * log(16 * d * (M + 1) * P / beta)) / lambda_0
 
 
-def concentration_c1_mended(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
+def concentration_c1_corrected(M: int, P: int, d: int, beta: float, lambda_0: float) -> float:
     """Return Claim C.4 with the missing factor 2 and the covariance V^-1 <= 4 / (lambda_0 |T_p|)
     (E10)."""
     return 2 * sqrt(2 * d * log(32 * d * (M + 1) * P / beta) / lambda_0)
@@ -395,11 +395,13 @@ def initial_phases(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: fl
 def lemma_c2_condition(U: int, M: int, d: int, beta: float, lambda_0: float, C_0: float) -> bool:
     """Return whether U fulfils the condition of Lemma C.2."""
     rounds = phase_length(U)
-    left = 12 * (d * C_0 + lambda_0) * sqrt(rounds * log(2 * d * M / beta)) * log(rounds)
-    return left / lambda_0 <= lambda_0 / 4 * rounds
+    left_side = 12 * (d * C_0 + lambda_0) * sqrt(rounds * log(2 * d * M / beta)) * log(rounds)
+    return left_side / lambda_0 <= lambda_0 / 4 * rounds
 
 
-def initial_phases_mended(M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float) -> int:
+def initial_phases_corrected(
+    M: int, P: int, d: int, beta: float, lambda_0: float, C_0: float
+) -> int:
     """Return the smallest U that fulfils Lemma C.2's condition and Proposition C.3's first one
     (E8)."""
     first = 64 * log(2 * d * M * P / beta) / lambda_0**2
@@ -480,13 +482,17 @@ def composition_delta(
     The convolution uses a Fourier transform: values below about 1e-12 are rounding.
     """
     steps = grid_steps(coordinates) if steps is None else steps
-    one = coordinate_loss(epsilon_coordinate, steps, up)
-    size = coordinates * (len(one) - 1) + 1
-    wide = padded(size)
-    law = np.fft.irfft(np.fft.rfft(one, wide) ** coordinates, wide)[:size]
+    of_one = coordinate_loss(epsilon_coordinate, steps, up)
+    size = coordinates * (len(of_one) - 1) + 1
+    padded_size = padded(size)
+    probabilities = np.fft.irfft(np.fft.rfft(of_one, padded_size) ** coordinates, padded_size)[
+        :size
+    ]
     loss = (np.arange(size) - 2 * steps * coordinates) * (epsilon_coordinate / (2 * steps))
-    above = loss > epsilon
-    return float(np.sum(np.maximum(law[above], 0.0) * -np.expm1(epsilon - loss[above])))
+    exceeds = loss > epsilon
+    return float(
+        np.sum(np.maximum(probabilities[exceeds], 0.0) * -np.expm1(epsilon - loss[exceeds]))
+    )
 
 
 def bisect(holds: Callable[[float], bool], low: float, high: float, times: int = 30) -> float:
@@ -511,6 +517,7 @@ def tight_epsilon(epsilon: float, delta: float, coordinates: int) -> float:
     """Return the largest eps' whose composition over `coordinates` is (epsilon, delta)-DP."""
 
     def holds(value: float) -> bool:
+        """Return whether the composition at this eps' is (epsilon, delta)-DP."""
         return composition_delta(epsilon, value, coordinates) <= delta
 
     low = epsilon / coordinates  # Basic composition.
@@ -546,9 +553,9 @@ def corollary_b5(
     The release is farther from the clients' mean than this distance with at most this probability.
     """
     root = sqrt(6 * d * log(d * M / beta) * log(1 / delta))
-    missed = d**2 * B / (10 * r * sqrt(log(d * M / beta)))
-    missed *= exp(-M * epsilon / (8 * sqrt(6 * d * log(1 / delta))))
-    return 80 * r * log(d / beta) * root / (M * epsilon), 3 * beta + missed
+    range_failure = d**2 * B / (10 * r * sqrt(log(d * M / beta)))
+    range_failure *= exp(-M * epsilon / (8 * sqrt(6 * d * log(1 / delta))))
+    return 80 * r * log(d / beta) * root / (M * epsilon), 3 * beta + range_failure
 
 
 @dataclass(frozen=True)
@@ -584,9 +591,9 @@ def proposition_c3(
     c1 = concentration_c1(M, P, d, beta, lambda_0)
     c2 = estimation_c2(M, P, d, beta, lambda_0, budget.epsilon0, budget.delta0)
     U = initial_phases(M, P, d, beta, lambda_0, C_0)
-    inside = 4 * d**2 * P * sqrt(phase_length(P))
-    inside /= 10 * beta * c1 * sqrt(log(16 * d * M * P / beta))
-    range_works = 8 / budget.epsilon_coordinate * log(inside)
+    argument = 4 * d**2 * P * sqrt(phase_length(P))
+    argument /= 10 * beta * c1 * sqrt(log(16 * d * M * P / beta))
+    range_works = 8 / budget.epsilon_coordinate * log(argument)
     greedy_works = 32 * C_0**2 * c2**2 / (lambda_0**2 * phase_length(U))
     return Parameters(P, U, budget, c1, c2, max(range_works, greedy_works))
 
@@ -612,19 +619,21 @@ def theorem_c6_explicit(M: int, P: int, U: int, C_0: float, c2: float) -> float:
     return 8 * C_0 * c2**2 * P + M * phase_length(U)
 
 
-def theorem_c6_mended(M: int, P: int, U: int, C_0: float, c2: float) -> float:
+def theorem_c6_corrected(M: int, P: int, U: int, C_0: float, c2: float) -> float:
     """Return the corrected line: initial rounds have regret up to 2, and P - U phases are greedy
     (E13)."""
     return 8 * C_0 * c2**2 * max(P - U, 0) + 2 * M * last_round(U)
 
 
-def theorem_4_2(M: int, T: int, d: int, epsilon: float, C_0: float, mended: bool = False) -> float:
+def theorem_4_2(
+    M: int, T: int, d: int, epsilon: float, C_0: float, corrected: bool = False
+) -> float:
     """Return the bound for almost-memoryless algorithms, user-level CDP; Omega.
 
     Corrected: M T / C_0 (E14).
     """
-    alone = exp(-M * epsilon) * M * T * (1 / C_0 if mended else C_0)
-    return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + alone
+    without_sharing = exp(-M * epsilon) * M * T * (1 / C_0 if corrected else C_0)
+    return max(1.0, 1 / (M * epsilon**2)) * C_0 * d * log(T) + without_sharing
 
 
 def without_margin(factor: float, d: int, T: int) -> float:
@@ -657,7 +666,14 @@ def corollary_5_5(M: int, T: int, d: int, epsilon: float, C_0: float | None) -> 
 
 
 def error_4_5(
-    t: int, *, M: int, d: int, epsilon: float, r: float, memory: bool = True, mended: bool = False
+    t: int,
+    *,
+    M: int,
+    d: int,
+    epsilon: float,
+    r: float,
+    memory: bool = True,
+    corrected: bool = False,
 ) -> float:
     """Return the least E ||theta_1* - estimate||^2 in round t (proofs of Theorems 4.5 and 4.2),
     explicit.
@@ -665,7 +681,7 @@ def error_4_5(
     It holds on the hard instance for delta <= sqrt(pi) / (12 r M sqrt(2T) log(1/delta)). The paper
     has eps in place of e^eps - 1 (E15).
     """
-    growth = expm1(epsilon) if mended else epsilon
+    growth = expm1(epsilon) if corrected else epsilon
     clients = growth * (M - 1) + 1 if memory else growth * M
     return r**2 / (8 * r**2 * clients**2 * (t - 1) / d + 4)
 
@@ -693,7 +709,7 @@ def proposition_d1(T: int, epsilon: float, delta: float) -> float:
     return T * (0.9 * exp(-epsilon) - 10 * delta)
 
 
-def proposition_d1_mended(T: int, epsilon: float, delta: float) -> float:
+def proposition_d1_corrected(T: int, epsilon: float, delta: float) -> float:
     """Return the exact least mean error of a test between two data sets that differ in one
     client."""
     return T * (1 - delta) / (1 + exp(epsilon))
@@ -813,6 +829,8 @@ class Mechanism:
 
 @dataclass
 class Replay:
+    """The result of repeating the recorded actions."""
+
     worst_gap: float  # distance of a score from the best, relative to the rounded numbers
     group_regret: np.ndarray  # (T,), cumulative, over all clients
     client_regret: np.ndarray  # (M, T), cumulative
@@ -865,7 +883,7 @@ def replay(
     sending = releasing_phases(T, U, last)
 
     points: list[list[np.ndarray]] = [[] for _ in range(M)]
-    out = Replay(0.0, np.zeros(T), np.zeros((M, T)))
+    result = Replay(0.0, np.zeros(T), np.zeros((M, T)))
     theta: np.ndarray | None = None
     # Line 2.
     for t in range(1, T + 1):
@@ -882,9 +900,9 @@ def replay(
             else:
                 assert theta is not None
                 gap = greedy_shortfall(phi, theta, a)
-            out.worst_gap = max(out.worst_gap, gap)
+            result.worst_gap = max(result.worst_gap, gap)
             expected = np.asarray(means(t, i), dtype=np.float64)
-            out.client_regret[i, t - 1] = expected.max() - expected[a]
+            result.client_regret[i, t - 1] = expected.max() - expected[a]
             # Lines 9 and 20.
             points[i].append(phi[a])
         # Lines 24-32, at the end of a phase; lines 14-15 ask for this phase's rounds only.
@@ -894,16 +912,16 @@ def replay(
         sent = []
         for i in range(M):
             estimate, rank = least_squares(np.array(points[i][start:t]), rewards[i, start:t])
-            out.nearest_rank = min(out.nearest_rank, rank)
+            result.nearest_rank = min(result.nearest_rank, rank)
             sent.append(estimate)
         estimates = cleaned(np.array(sent))
         plain = np.mean(estimates, axis=0)
         theta = plain if mechanism is None else mechanism.release(estimates, p)
-        out.released.append(p)
-        out.estimates.append(estimates)
-        out.globals.append(theta)
-        out.bytes_up += M * 8 * d
-        out.bytes_down += M * 8 * d
-    out.client_regret = np.cumsum(out.client_regret, axis=1)
-    out.group_regret = np.sum(out.client_regret, axis=0)
-    return out
+        result.released.append(p)
+        result.estimates.append(estimates)
+        result.globals.append(theta)
+        result.bytes_up += M * 8 * d
+        result.bytes_down += M * 8 * d
+    result.client_regret = np.cumsum(result.client_regret, axis=1)
+    result.group_regret = np.sum(result.client_regret, axis=0)
+    return result

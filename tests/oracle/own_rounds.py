@@ -260,6 +260,7 @@ def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.n
     after, toward = p + g, q + u
 
     def quadratic(m: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """Return v' M^-1 v for each matrix and vector."""
         return (v * np.linalg.solve(m, v[..., None])[..., 0]).sum(axis=-1)
 
     determinants = np.linalg.slogdet(p)[1] - np.linalg.slogdet(after)[1]
@@ -435,7 +436,7 @@ def simulate(
     factor = optimal_factor(release_weights(rounds, shared))[1] if rounds else np.zeros((0, 0))
     added = np.array([noise_of(noise(i), release, factor, d, s.secret) for i in range(n)])
     entry_stds = release.std * np.sqrt(m * (factor**2).sum(axis=1))
-    others = noise_variance(release, factor, m - 1)
+    other_noise = noise_variance(release, factor, m - 1)
 
     leaves, leaf_bias = np.zeros((n, d, d)), np.zeros((n, d))  # sums of all shared rounds so far
     g, u = np.zeros((n, d, d)), np.zeros((n, d))  # raw sums of all rounds of a silo
@@ -445,7 +446,7 @@ def simulate(
     public: Bound | None = None
     transcript: list[tuple[np.ndarray, np.ndarray]] = []
     regret, spent = np.zeros(n), np.zeros(n)
-    kept: dict[int, np.ndarray] = {}
+    regret_at: dict[int, np.ndarray] = {}
 
     for t in range(1, s.horizon + 1):
         z = contexts(t)
@@ -465,8 +466,10 @@ def simulate(
             else:
                 scores = (x @ belief.mean.astype(np.float32)[..., None])[..., 0]
                 if s.own_bonus:
-                    half = x @ np.linalg.cholesky(belief.c).astype(np.float32)
-                    scores = scores + s.own_bonus * np.sqrt(np.einsum("nkd,nkd->nk", half, half))
+                    scaled = x @ np.linalg.cholesky(belief.c).astype(np.float32)
+                    scores = scores + s.own_bonus * np.sqrt(
+                        np.einsum("nkd,nkd->nk", scaled, scaled)
+                    )
             own_scores = scores
         if enters.any():
             if public is None:
@@ -500,27 +503,30 @@ def simulate(
         leaves += outer * enters[:, None, None]
         leaf_bias += row * (y * enters)[:, None]
 
-        due = t & (t - 1) == 0
+        rebuild = t & (t - 1) == 0
         if t in rounds:
-            k, due = rounds.index(t), True
+            k, rebuild = rounds.index(t), True
             sent = leaves + added[:, k, d:].reshape(n, d, d)
             sent_bias = leaf_bias + added[:, k, :d]
             a = sent.reshape(replicates, m, d, d).sum(axis=1)
             h = sent_bias.reshape(replicates, m, d).sum(axis=1)
             transcript.append((a, h))
-            one = direct_bounds(a, h, entry_stds, k, release, s.scale)
-            public = Bound(*(np.repeat(part, m, axis=0) for part in vars(one).values()))
-            rest, rest_bias = np.repeat(a, m, axis=0) - sent, np.repeat(h, m, axis=0) - sent_bias
+            bounds_of_total = direct_bounds(a, h, entry_stds, k, release, s.scale)
+            public = Bound(*(np.repeat(part, m, axis=0) for part in vars(bounds_of_total).values()))
+            other_sums, other_bias = (
+                np.repeat(a, m, axis=0) - sent,
+                np.repeat(h, m, axis=0) - sent_bias,
+            )
             sources = [
-                information(rest, rest_bias, others[k], delta, m, s.scale, float(d))
+                information(other_sums, other_bias, other_noise[k], delta, m, s.scale, float(d))
                 for delta in s.grid
             ]
-        if due:
+        if rebuild:
             precision, r, weights = mixed(sources, g / s.scale**2, u / s.scale**2)
             belief = Belief.of(precision, r)
-        if due or t == s.horizon:
-            kept[t] = regret.copy()
-    return Outcome(kept, transcript, rounds, weights, belief.mean)
+        if rebuild or t == s.horizon:
+            regret_at[t] = regret.copy()
+    return Outcome(regret_at, transcript, rounds, weights, belief.mean)
 
 
 def local_regret(t: int, d: int, norm: float, silos: int, scale: float) -> float:
@@ -541,6 +547,7 @@ def turned(rng: np.random.Generator, replicates: int, silos: int, d: int, angle:
     direction."""
 
     def unit(a: np.ndarray) -> np.ndarray:
+        """Return the rows scaled to norm 1."""
         return a / np.linalg.norm(a, axis=1, keepdims=True)
 
     v = np.repeat(unit(rng.standard_normal((replicates, d - 1))), silos, axis=0)
@@ -568,6 +575,7 @@ def pooled(rng: np.random.Generator, n: int, actions: int, d: int, size: int = 3
     runs = np.lib.stride_tricks.sliding_window_view(pool, actions, axis=0)
 
     def contexts(t: int) -> np.ndarray:
+        """Return the contexts of a round, a run of the pool for each of the n silos."""
         return runs[rng.integers(0, len(runs), n)].transpose(0, 2, 1)
 
     return contexts
@@ -599,9 +607,9 @@ def play(
 
 def group_regret(outcome: Outcome, silos: int) -> tuple[float, float]:
     """Return the mean over replicates of the group's regret, and its standard error."""
-    each = outcome.regret[max(outcome.regret)].reshape(-1, silos).sum(axis=1)
-    error = each.std(ddof=1) / math.sqrt(len(each)) if len(each) > 1 else math.nan
-    return float(each.mean()), float(error)
+    regrets = outcome.regret[max(outcome.regret)].reshape(-1, silos).sum(axis=1)
+    error = regrets.std(ddof=1) / math.sqrt(len(regrets)) if len(regrets) > 1 else math.nan
+    return float(regrets.mean()), float(error)
 
 
 # ---- Tables --------------------------------------------------------------------------------------

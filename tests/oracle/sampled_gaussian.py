@@ -49,11 +49,11 @@ def largest(
     b| = mu; |b| = zeta mu and |a - b| = mu. The result is a lower bound of the largest divergence.
     """
     z = zeta * mu
-    collected = 0.0
+    largest_found = 0.0
     # The third side of the triangle 0, a, b as a share of its range.
     for share in np.linspace(0.0, 1.0, points):
-        apart = share * min(mu, 2.0 * z)
-        angle = 2.0 * math.asin(min(1.0, apart / (2.0 * z)))
+        distance = share * min(mu, 2.0 * z)
+        angle = 2.0 * math.asin(min(1.0, distance / (2.0 * z)))
         triangles = [placed(z, z, angle)]
         third = abs(mu - z) + share * (min(z, mu + z) - abs(mu - z))
         if third > 0.0 and z > 0.0 and mu <= third + z:
@@ -61,5 +61,5 @@ def largest(
             angle = math.acos(max(-1.0, min(1.0, cosine)))
             triangles += [placed(z, third, angle), placed(third, z, angle)]
         for a, b in triangles:
-            collected = max(collected, divergence(epsilon, p, a, b, step=step))
-    return collected
+            largest_found = max(largest_found, divergence(epsilon, p, a, b, step=step))
+    return largest_found

@@ -6,7 +6,7 @@ n_k plus the noise of this prefix, which has one of four forms:
 - `factorised`: sum_{j <= k} B_kj z_j for any lower triangular B, added over all parties that add
   noise (*givers*);
 - `tree`: the draws of the nodes of the p-sum tree that make up the prefix;
-- `batches`: one draw for each batch, of its own strength;
+- `batches`: one draw for each batch, with a separate strength;
 - `bits`: each batch's points in fixed point, with noise bits, shuffled once and added up.
 
 The direct radius with a bound tau on the norm and the sieve follow docs/radius.md; centred rewards
@@ -71,7 +71,7 @@ class Bits:
     def batch(
         self, k: int, d: int, points: dict[tuple[int, int], tuple[np.ndarray, float]]
     ) -> Pair:
-        """Estimate of a batch from the points (silo, round) that it holds."""
+        """Return the estimated sums of a batch from its points, by (silo, round)."""
         size = d + d * (d + 1) // 2
         g = np.repeat(self.steps(k), (d, size - d))
         counted = np.zeros(size)
@@ -79,8 +79,8 @@ class Bits:
             point = np.append(x * y, lower_triangle(np.outer(x, x)))
             draws = self.uniforms(i, t)
             for j in range(size):
-                own = fixed_point(point[j : j + 1], int(g[j]), 1.0, draws[j : j + 1])
-                counted[j] += int(own[0]) - g[j]
+                encoded = fixed_point(point[j : j + 1], int(g[j]), 1.0, draws[j : j + 1])
+                counted[j] += int(encoded[0]) - g[j]
         for i in {silo for silo, _ in points}:
             counted += self.centred(i, k)
         actual = counted / g
@@ -220,8 +220,8 @@ def replay(
     added = np.zeros(d), np.zeros((d, d))  # by bits
     total: Pair = np.zeros(d), np.zeros((d, d))
     boundaries = [0, *ends, *([horizon] if not ends or ends[-1] < horizon else [])]
-    lam, near = direct.regularizer(0, total[1])
-    out = Replay(0.0, np.zeros(horizon), [], [lam], near)
+    lam, distance = direct.regularizer(0, total[1])
+    out = Replay(0.0, np.zeros(horizon), [], [lam], distance)
 
     def raw(first: int, last: int, of: Sequence[int]) -> Pair:
         """Return the raw sums of rounds first..last of these silos."""
@@ -236,10 +236,10 @@ def replay(
     def entered(x: np.ndarray, y: float) -> tuple[np.ndarray, float]:
         """Return a data point as it enters the sums: clipped, with its constant, centred."""
         z = np.array(x, dtype=float)
-        own = z[:-1] if constant else z
-        norm = float(np.linalg.norm(own))
+        features = z[:-1] if constant else z
+        norm = float(np.linalg.norm(features))
         if norm > feature:
-            own *= feature / norm
+            features *= feature / norm
         if constant:
             z[-1] = constant
         return z, min(max(y, rewards_in[0]), rewards_in[1]) - centre
@@ -250,16 +250,16 @@ def replay(
         slack = 1.0 if sieve is None else sieve.slack(direct, k, lam, v, rows)
         out.slacks.append(slack)
         out.widths.append(direct.width(k, rows, d))
-        known = np.linalg.inv(raw(1, start, range(silos))[1] + direct.anchor * np.eye(d))
-        each = 2.0 * max(1.0, sieve.growth if sieve else 0.0) * out.widths[-1]
+        inverse_gram = np.linalg.inv(raw(1, start, range(silos))[1] + direct.anchor * np.eye(d))
+        allowed_cost = 2.0 * max(1.0, sieve.growth if sieve else 0.0) * out.widths[-1]
         counted = 0.0
         for t in range(start + 1, stop + 1):
             for i in range(silos):
                 phi = np.asarray(contexts(t, i), dtype=float)
-                own = (np.zeros(d), np.zeros((d, d))) if lazy else raw(start + 1, t - 1, [i])
-                v = lam * np.eye(d) + total[1] + own[1]
+                own_sums = (np.zeros(d), np.zeros((d, d))) if lazy else raw(start + 1, t - 1, [i])
+                v = lam * np.eye(d) + total[1] + own_sums[1]
                 inverse = np.linalg.inv(v)
-                theta = inverse @ (total[0] + own[0])
+                theta = inverse @ (total[0] + own_sums[0])
                 beta, gamma = direct.bonuses(k, lam, v, lam * np.eye(d) + total[1])
                 width = beta * np.sqrt(np.einsum("ij,jk,ik->i", phi, inverse, phi))
                 width = width + gamma * np.linalg.norm(phi @ inverse, axis=1)
@@ -268,41 +268,45 @@ def replay(
                 expected = np.asarray(means(t, i), dtype=float)
                 scale = float(np.max(np.abs(mean) + width))
                 if scale > 0.0:
-                    # How much the action lacks to pass, and what another that surely passes has
-                    # more in the ranking.
-                    above = mean + (2.0 * slack - 1.0) * width - min(limit, float(score.max()))
+                    # By how much the action fails to pass, or is below the largest ranking value of
+                    # the actions that surely pass.
+                    excess = mean + (2.0 * slack - 1.0) * width - min(limit, float(score.max()))
                     ranked = score if sieve is None else mean + sieve.ranking * width
-                    sure = (above > 1e-9 * scale * slack) | (np.arange(len(phi)) == score.argmax())
-                    lacks = max(-float(above[a]), float(ranked[sure].max() - ranked[a]))
-                    out.worst_gap = max(out.worst_gap, lacks / scale)
+                    surely_passes = (excess > 1e-9 * scale * slack) | (
+                        np.arange(len(phi)) == score.argmax()
+                    )
+                    shortfall = max(
+                        -float(excess[a]), float(ranked[surely_passes].max() - ranked[a])
+                    )
+                    out.worst_gap = max(out.worst_gap, shortfall / scale)
                     out.sieved += bool(score.max() - score[a] > 1e-9 * scale)
                 best = int(expected.argmax())
                 out.regret[t - 1] += expected[best] - expected[a]
-                off = np.abs(mean + centre - expected)
-                out.nearest_width = min(out.nearest_width, float((width - off).min()))
-                norm = math.sqrt(max(0.0, float(phi[a] @ known @ phi[a])))
-                counted = max(counted, (expected[best] - expected[a]) / (each * norm))
+                errors = np.abs(mean + centre - expected)
+                out.nearest_width = min(out.nearest_width, float((width - errors).min()))
+                norm = math.sqrt(max(0.0, float(phi[a] @ inverse_gram @ phi[a])))
+                counted = max(counted, (expected[best] - expected[a]) / (allowed_cost * norm))
                 points[i, t] = entered(phi[a], float(rewards[i, t - 1]))
         out.counted.append(counted)
         if k < len(ends):
             if bits is not None:
-                held = {key: p for key, p in points.items() if start < key[1] <= stop}
-                u, c = bits.batch(k + 1, d, held)
+                batch_points = {key: p for key, p in points.items() if start < key[1] <= stop}
+                u, c = bits.batch(k + 1, d, batch_points)
                 added = added[0] + u, added[1] + c
                 total = added
             else:
                 u, c = raw(1, stop, range(silos))
                 if noise is not None:
-                    extra = noise(k + 1)
-                    cov = extra[1].copy()
+                    prefix_noise = noise(k + 1)
+                    cov = prefix_noise[1].copy()
                     if public:
                         cov[-1, -1] = 0.0
-                    u, c = u + extra[0], c + cov
+                    u, c = u + prefix_noise[0], c + cov
                 total = u, c
             out.totals.append(total)
-            lam, near = direct.regularizer(k + 1, total[1])
+            lam, distance = direct.regularizer(k + 1, total[1])
             out.regularizers.append(lam)
-            out.nearest_floor = min(out.nearest_floor, near)
+            out.nearest_floor = min(out.nearest_floor, distance)
     out.regret = np.cumsum(out.regret)
     return out
 
@@ -330,13 +334,13 @@ def regret_bound(
         if start >= until:
             break
         worst = direct.width(k, silos * start, d) / direct.multiplier
-        held = silos * (stop - start)
-        rows += held
-        lengths.append(held)
-        squares += held * worst**2
+        batch_rows = silos * (stop - start)
+        rows += batch_rows
+        lengths.append(batch_rows)
+        squares += batch_rows * worst**2
     growth = d * math.log1p(rows / (d * c))
-    many = growth / math.log(2.0)
-    bad = max(lengths) * many
+    bad_batches = growth / math.log(2.0)
+    bad = max(lengths) * bad_batches
     if unequal:
-        bad = float(sum(sorted(lengths, reverse=True)[: math.floor(many)]))
+        bad = float(sum(sorted(lengths, reverse=True)[: math.floor(bad_batches)]))
     return bad + direct.multiplier * 2.0 * math.sqrt(2.0 * growth * squares)

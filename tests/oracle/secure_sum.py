@@ -47,8 +47,8 @@ def optimal_factor(times: Sequence[int], steps: int = 2000) -> np.ndarray:
     n = np.array(times, dtype=np.float64)
     serves = np.diff(np.append(n, 2.0 * n[-1] - n[-2] if len(n) > 1 else 2.0 * n[-1]))
     size = len(n)
-    ones = np.tri(size)
-    w = ones.T @ np.diag(serves / n**2) @ ones
+    lower_ones = np.tri(size)
+    w = lower_ones.T @ np.diag(serves / n**2) @ lower_ones
     v = np.full(size, w.trace())
     for _ in range(steps):
         x = _multiplied(w, v)
@@ -78,10 +78,10 @@ def secure_sums(
     collected = []
     for k, row in enumerate(factor):
         entries = [0] * size
-        for own, noise in zip(leaves, shares, strict=True):
+        for silo_leaves, silo_shares in zip(leaves, shares, strict=True):
             for e in range(size):
-                entries[e] += sum(c * own[j][e] for j, c in enumerate(row[: k + 1]))
-                entries[e] += noise[k][e]
+                entries[e] += sum(c * silo_leaves[j][e] for j, c in enumerate(row[: k + 1]))
+                entries[e] += silo_shares[k][e]
         collected.append(entries)
     return collected
 
@@ -92,8 +92,8 @@ def exact_inverse(factor: Sequence[Sequence[int]]) -> list[list[Fraction]]:
     b = [[Fraction(0)] * size for _ in range(size)]
     for k in range(size):
         for j in range(k, -1, -1):
-            rest = 1 - sum((b[k][i] * factor[i][j] for i in range(j + 1, k + 1)), Fraction(0))
-            b[k][j] = rest / factor[j][j]
+            numerator = 1 - sum((b[k][i] * factor[i][j] for i in range(j + 1, k + 1)), Fraction(0))
+            b[k][j] = numerator / factor[j][j]
     return b
 
 

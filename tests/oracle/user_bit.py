@@ -48,10 +48,10 @@ def delta_by_enumeration(q: float, count: int, epsilon: float) -> float:
 def delta_binomial(q: float, count: int, epsilon: float) -> float:
     """Return the same, by the number of bits that are not flipped."""
     total = 0.0
-    for kept in range(count + 1):
-        mass = (1.0 - q) ** kept * q ** (count - kept)
-        other = (1.0 - q) ** (count - kept) * q**kept
-        total += comb(count, kept) * max(0.0, mass - exp(epsilon) * other)
+    for unflipped in range(count + 1):
+        mass = (1.0 - q) ** unflipped * q ** (count - unflipped)
+        other = (1.0 - q) ** (count - unflipped) * q**unflipped
+        total += comb(count, unflipped) * max(0.0, mass - exp(epsilon) * other)
     return total
 
 
@@ -112,7 +112,7 @@ def replay(
     """
     silos, horizon = actions.shape
     dimension = contexts(1, 0).shape[1]
-    known: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(silos)]
+    points: list[list[tuple[np.ndarray, float]]] = [[] for _ in range(silos)]
     if scale is None:
         scale = 1.0 / (2.0 * (2.0 * (1.0 - q) - 1.0))
     # Silos that share every round never use their own rounds before others do.
@@ -129,9 +129,9 @@ def replay(
 
     for t in range(1, horizon + 1):
         for i in range(silos):
-            shared = [row for silo in known for row in silo[:synchronised]]
-            own = [] if lazy else known[i][synchronised:]
-            v, u = sums(shared + own)
+            shared = [row for silo in points for row in silo[:synchronised]]
+            own_points = [] if lazy else points[i][synchronised:]
+            v, u = sums(shared + own_points)
             v = v + regularizer * np.eye(dimension)
             theta_hat = np.linalg.solve(v, u)
             # Theorem 2 of the paper, with S = 1; lambda ||V^-1 x|| is at most sqrt(lambda) ||x||.
@@ -156,21 +156,21 @@ def replay(
             x = x / max(1.0, float(np.linalg.norm(x)))
             rounding, flipping = draws(t, i)
             z = debiased(bit(float(rewards[i, t - 1]), rounding, flipping, q), q)
-            known[i].append((x, z))
+            points[i].append((x, z))
         if threshold is None:
             is_shared = t in ends
         else:
             growths = []
             for i in range(silos):
                 ridge = regularizer * np.eye(dimension)
-                before = sums([row for silo in known for row in silo[:synchronised]])[0] + ridge
-                after = before + sums(known[i][synchronised:])[0]
+                before = sums([row for silo in points for row in silo[:synchronised]])[0] + ridge
+                after = before + sums(points[i][synchronised:])[0]
                 growths.append(np.linalg.slogdet(after)[1] - np.linalg.slogdet(before)[1])
             is_shared = (t - synchronised) * max(growths) > threshold
         if is_shared:
             shared_after.append(t)
             synchronised = t
-    v, u = sums([row for silo in known for row in silo[:synchronised]])
+    v, u = sums([row for silo in points for row in silo[:synchronised]])
     return Replay(worst, v, u, covered, shared_after)
 
 
@@ -179,10 +179,10 @@ def law_of_count(q: float, bits: Sequence[float]) -> np.ndarray:
 
     ``bits`` are the users' rewards in [0, 1]; each is rounded to a bit at random, then flipped.
     """
-    law = np.ones(1)
-    for one in channel(q, bits)[:, 1]:
-        law = np.convolve(law, [1.0 - one, one])
-    return law
+    distribution = np.ones(1)
+    for probability_of_one in channel(q, bits)[:, 1]:
+        distribution = np.convolve(distribution, [1.0 - probability_of_one, probability_of_one])
+    return distribution
 
 
 def hockey_stick(first: np.ndarray, second: np.ndarray, epsilon: float) -> float:
@@ -198,6 +198,10 @@ def delta_of_count(q: float, users: int, epsilon: float) -> float:
     worst = 0.0
     for ones in range(users):
         others = [1.0] * ones + [0.0] * (users - 1 - ones)
-        laws = [law_of_count(q, [*others, value]) for value in (0.0, 1.0)]
-        worst = max(worst, hockey_stick(*laws, epsilon), hockey_stick(*laws[::-1], epsilon))
+        distributions = [law_of_count(q, [*others, value]) for value in (0.0, 1.0)]
+        worst = max(
+            worst,
+            hockey_stick(*distributions, epsilon),
+            hockey_stick(*distributions[::-1], epsilon),
+        )
     return worst

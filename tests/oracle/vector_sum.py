@@ -42,7 +42,7 @@ def b_published(g: int, n: int, d: int, epsilon: float, delta: float, scale: flo
 def fixed_point(
     x: np.ndarray, g: int, L: float, uniforms: np.ndarray, clamp: bool = True
 ) -> np.ndarray:
-    """Return hat x of each entry of x, integers of the shape of x.
+    """Return hat x, the entries of x in fixed point, as integers of the shape of x.
 
     They are within 0..2g if `clamp`, as a message of 2g + b bits needs; any integers if not.
     """

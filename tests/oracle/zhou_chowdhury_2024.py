@@ -138,13 +138,13 @@ def honaker_weight(level: int) -> float:
 
 def honaker_estimate(k: int, level: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
     """Return the noise of the estimate of the node of 2^level batches that ends at batch k."""
-    own = draw(honaker_number(k, level))
+    own_noise = draw(honaker_number(k, level))
     if level == 0:
-        return own
+        return own_noise
     left = honaker_estimate(k - 2 ** (level - 1), level - 1, draw)
     right = honaker_estimate(k, level - 1, draw)
     v = honaker_weight(level)
-    return v * own + (1.0 - v) * (left + right)
+    return v * own_noise + (1.0 - v) * (left + right)
 
 
 def prefix_noise(release: str, k: int, draw: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -224,6 +224,7 @@ class Stream:
         raw = [added(stream[:k]) for stream in self.gamma]
 
         def of(drawn: Drawn) -> Callable[[int], np.ndarray]:
+            """Return the stream's part of a draw as a function of its number."""
             return lambda number: drawn[number][part]
 
         return added(raw + [prefix_noise(release, k, of(drawn)) for drawn in givers])
@@ -509,9 +510,9 @@ def replay(
             server: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
             sequence: Sequence[int] = range(silos)
             if release != "tree":
-                for i, kept in enumerate(givers):
+                for i, drawn in enumerate(givers):
                     for number in new_numbers(release, k):
-                        kept[number] = checked(draw(i, number), d)
+                        drawn[number] = checked(draw(i, number), d)
             elif protocol in ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified"):
                 draws = [checked(noise(i, k), d) for i in range(silos)]
             elif protocol == "central" and server_noise is not None:
@@ -532,11 +533,11 @@ def replay(
                 U_syn = bias_stream.synchronise(k, U, biases, server[0], sequence)
                 W_syn = cov_stream.synchronise(k, W, covariances, server[1], sequence)
             totals.append((W_syn, U_syn))
-            lam, near = lambda_of(W_syn)
+            lam, distance = lambda_of(W_syn)
             regularizers.append(lam)
-            nearest_floor = min(nearest_floor, near)
+            nearest_floor = min(nearest_floor, distance)
             # Line 17.
             W = [np.zeros((d, d)) for _ in range(silos)]
             U = [np.zeros(d) for _ in range(silos)]
-    left = list(zip(W, U, strict=True))
-    return Replay(worst_gap, np.cumsum(regret), totals, left, regularizers, nearest_floor)
+    unsent = list(zip(W, U, strict=True))
+    return Replay(worst_gap, np.cumsum(regret), totals, unsent, regularizers, nearest_floor)

@@ -363,7 +363,7 @@ def one_release_short(case: Case, plan: Any) -> Any:
 
 
 def bias_alone(case: Case, plan: Any) -> Any:
-    """Reduce the noise to what the bias stream alone would need."""
+    """Return the plan with only the noise that the bias stream alone would need."""
 
     def change(p: Plan) -> Plan:
         """Scale the noise so that the account of the bias alone would be right."""
@@ -377,12 +377,12 @@ def bias_alone(case: Case, plan: Any) -> Any:
                 relation, "iid", bias_std=1 / bias, cov_std=math.inf
             )
         else:
-            bias, off, on = p.noise_std.parts
-            layout = "iid" if off == on else "goe2"
-            joint_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=off)
+            bias, off_std, diagonal_std = p.noise_std.parts
+            layout = "iid" if off_std == diagonal_std else "goe2"
+            joint_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=off_std)
             bias_sensitivity = user_sensitivity(relation, layout, bias_std=bias, cov_std=math.inf)
             if (centred := centred_of(p.clip)) is not None:
-                joint_sensitivity = centred.joint(relation, layout, bias, off)
+                joint_sensitivity = centred.joint(relation, layout, bias, off_std)
                 bias_sensitivity = centred.joint(relation, layout, bias, math.inf)
         return weaker(p, bias_sensitivity / joint_sensitivity)
 
@@ -397,8 +397,8 @@ def without_noise(stream: str) -> Callable[[Case, Any], Any]:
 
         def change(p: Plan) -> Plan:
             """Remove the noise of one stream."""
-            bias, off, on = p.noise_std.parts
-            parts = (0.0, off, on) if stream == "bias" else (bias, 0.0, 0.0)
+            bias, off_std, diagonal_std = p.noise_std.parts
+            parts = (0.0, off_std, diagonal_std) if stream == "bias" else (bias, 0.0, 0.0)
             if p.secure is not None:
                 trials = p.secure.trials
                 return with_shares(p, (0, *trials[1:]) if stream == "bias" else (trials[0], 0, 0))
@@ -467,6 +467,7 @@ def participation_counted_once(case: Case, plan: Any) -> Any:
     """Claim four batches per user with the noise and epsilon of one batch."""
 
     def change(p: Plan) -> Plan:
+        """Claim four batches per user."""
         return replace(p, privacy=msgspec.structs.replace(p.privacy, max_participations=4))
 
     return everywhere(plan, change)
@@ -515,6 +516,7 @@ def factor_times(power: float) -> Callable[[Case, Any], Any]:
     """
 
     def fault(case: Case, plan: Any) -> Any:
+        """Return the plan with the factor B D."""
         k = len(plan.factor)
         scale = np.linspace(1.0, 0.5, k) ** power
         return replace(plan, factor=Factor(plan.factor.matrix * scale))
@@ -741,7 +743,7 @@ def test_plans_with_planted_faults_are_refused(fault: str, name: str) -> None:
 
 @pytest.mark.parametrize(("fault", "name"), PLANTED)
 def test_accounts_of_planted_faults_give_a_larger_epsilon(fault: str, name: str) -> None:
-    """Account for the faulty plan anew and check its certificate."""
+    """Compute the account of the faulty plan again, and check its certificate."""
     case = CASES[name]
     system = case.make()
     plan = FAULTS[fault][0](case, system.plan)
@@ -1019,15 +1021,19 @@ class UnknownPlan(ExpertPlan):
         return 0
 
     def exchanges_before(self, round: int) -> int:
+        """Return the number of exchanges before a round: none."""
         return 0
 
     def asking_rounds(self, last: int) -> np.ndarray:
+        """Return the rounds before which messages are exchanged: none."""
         return np.zeros(0, np.int64)
 
     def collector(self, index: int, noise: Any) -> Any:
+        """Return no collector."""
         return None
 
     def decider(self, noise: Any) -> Any:
+        """Return no decider."""
         return None
 
 
@@ -1062,6 +1068,8 @@ def test_a_package_can_register_an_account() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Registered(UnknownPlan):
+        """A plan of a type whose account a package registers."""
+
         scale: float
 
     known_system = CASES["fed-svt"].make()
@@ -1196,20 +1204,20 @@ def brute_squares(plan: Plan, participations: int) -> float:
 
 
 def exact_encoder(matrix: np.ndarray) -> list[list[float]]:
-    """Solve B C = A by forward substitution in fractions, with A the lower triangle of ones."""
+    """Return C with B C = A, by forward substitution; A is the lower triangle of ones."""
     b = [[Fraction(float(v)) for v in row] for row in matrix]
     c: list[list[Fraction]] = []
     for i, row in enumerate(b):
-        above = [
+        numerators = [
             Fraction(int(j <= i)) - sum((row[m] * c[m][j] for m in range(i)), Fraction(0))
             for j in range(len(b))
         ]
-        c.append([v / row[i] for v in above])
+        c.append([v / row[i] for v in numerators])
     return [[float(v) for v in row] for row in c]
 
 
 def honaker_squares(k: int, participations: int) -> float:
-    """Return the same for releases that show only prefixes, each a sum of block estimates.
+    """Return the squared sensitivity of releases of prefixes, each a sum of block estimates.
 
     See Honaker (2015). The prefixes form a Gaussian mechanism with covariance S of their noises;
     the squared sensitivity is a' S^-1 a.
@@ -1245,12 +1253,14 @@ def brute_joint(std: tuple[float, float, float], relation: str) -> float:
 
     The maximum over unit vectors is found on a fine grid.
     """
-    bias, off, on = std
+    bias, off_std, diagonal_std = std
 
     def point(angle: np.ndarray) -> np.ndarray:
         """Return what a unit row adds to the sums, in standard deviations."""
         x, y = np.cos(angle), np.sin(angle)
-        return np.stack([x / bias, y / bias, x * x / on, x * y / off, y * y / on])
+        return np.stack(
+            [x / bias, y / bias, x * x / diagonal_std, x * y / off_std, y * y / diagonal_std]
+        )
 
     angles = np.linspace(0.0, 2.0 * np.pi, 361)
     first_points = point(angles)
@@ -1295,8 +1305,8 @@ def independent_epsilon(plan: Plan, std: NoiseStd) -> float:
     mu = math.sqrt(squares) * joint
     if plan.trigger is not None:
         nodes = plan.horizon.bit_length()
-        off, on = plan.trigger.std
-        change = brute_joint((math.inf, off, on), claim.budget.relation)
+        off_std, diagonal_std = plan.trigger.std
+        change = brute_joint((math.inf, off_std, diagonal_std), claim.budget.relation)
         mu = math.hypot(mu, math.sqrt(nodes) * change)
     loss = privacy_loss_mechanism.GaussianPrivacyLoss(1.0, sensitivity=mu)
     low, high = 0.0, 1.0

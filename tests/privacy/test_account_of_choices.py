@@ -301,7 +301,7 @@ BAD_COMBINATIONS = {
         ),
         "equal except for their radius",
     ),
-    "a mean that is said to be private": (
+    "a mean that is declared private": (
         lambda: change_plan(
             "robin", lambda p: replace(p, protocol=replace(PLAIN_MEAN, noise_by="server"))
         ),
@@ -596,27 +596,27 @@ def all_numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
         for name in names:
             yield from all_numbers(getattr(value, name), (*path, name))
     elif isinstance(value, tuple):
-        for place in sorted({0, len(value) - 1} if value else ()):
-            yield from all_numbers(value[place], (*path, place))
+        for index in sorted({0, len(value) - 1} if value else ()):
+            yield from all_numbers(value[index], (*path, index))
     elif isinstance(value, (int, float)):
         yield path, value
 
 
 def put_value(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """Return plain data with another value at a path."""
+    """Return plain data with the value at a path replaced by `new`."""
     if not path:
         return new
-    head, *rest = path
+    key, *further_keys = path
     inner = put_value(
-        value[head] if isinstance(head, int) else getattr(value, head), tuple(rest), new
+        value[key] if isinstance(key, int) else getattr(value, key), tuple(further_keys), new
     )
-    if isinstance(head, int):
-        return (*value[:head], inner, *value[head + 1 :])
+    if isinstance(key, int):
+        return (*value[:key], inner, *value[key + 1 :])
     if is_dataclass(value):
-        return replace(value, **{head: inner})
+        return replace(value, **{key: inner})
     if isinstance(value, msgspec.Struct):
-        return replace_struct(value, **{head: inner})
-    return value._replace(**{head: inner})
+        return replace_struct(value, **{key: inner})
+    return value._replace(**{key: inner})
 
 
 @pytest.mark.parametrize("name", PLAN_CASES)
@@ -746,6 +746,7 @@ def test_numbers_of_registered_events_are_checked(value: Any) -> None:
         noise_stds = {}
 
         def exact(self) -> float:
+            """Return the epsilon of the mechanism."""
             return 0.0
 
     assert event_epsilon(Own(1.0)) == 0.0

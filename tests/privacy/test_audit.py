@@ -65,8 +65,8 @@ def test_bound_equals_exact_binomial_tests(trials: int) -> None:
     for tp in {0, 1, trials // 2, trials}:
         for fp in {0, trials // 3, trials}:
             low = stats.binomtest(tp, trials).proportion_ci(0.9, "exact").low
-            up = stats.binomtest(fp, trials).proportion_ci(0.9, "exact").high
-            expected = math.log((low - 0.01) / up) if low > 0.01 else 0.0
+            high = stats.binomtest(fp, trials).proportion_ci(0.9, "exact").high
+            expected = math.log((low - 0.01) / high) if low > 0.01 else 0.0
             bound = epsilon_lower_bound(tp, fp, trials, 0.01, confidence=0.9)
             assert bound == pytest.approx(max(0.0, expected), rel=1e-9, abs=1e-12)
 
@@ -135,28 +135,29 @@ def test_functions_are_called_with_the_number_of_trials() -> None:
 
 
 def test_few_runs_cannot_refute_a_claim() -> None:
-    def parted(n: int) -> AuditResult:
+    def audit_without_overlap(n: int) -> AuditResult:
+        """Return the audit of n runs whose outputs always differ between the two data sets."""
         return audit("x", np.zeros(n), np.ones(n), claimed_epsilon=1.0, delta=0.0)
 
     # Outputs that never agree, so the bound is the largest one: that of the second half of runs.
     for n in (2, 10, 11, 40, 400):
-        result = parted(n)
+        result = audit_without_overlap(n)
         by_hand = stats.binomtest(n - n // 2, n - n // 2).proportion_ci(0.95, "exact").low
         expected = max(0.0, np.log(by_hand / (1.0 - by_hand)))
         assert result.largest_bound == pytest.approx(expected, abs=1e-12)
         # In five runs every event has the bound 0, so the choice of one is arbitrary.
         assert result.epsilon_lower_bound == result.largest_bound or n == 11
         assert result.can_refute == (result.verdict == "caught") == (expected > 1.0)
-    few = as_html(parted(10))
-    assert "Too few runs" in few and "did not refute" not in few
-    same = audit("x", np.ones(400), np.ones(400), claimed_epsilon=1.0, delta=0.0)
-    assert same.can_refute and "did not refute the claim" in as_html(same)
+    few_runs = as_html(audit_without_overlap(10))
+    assert "Too few runs" in few_runs and "did not refute" not in few_runs
+    equal_outputs = audit("x", np.ones(400), np.ones(400), claimed_epsilon=1.0, delta=0.0)
+    assert equal_outputs.can_refute and "did not refute the claim" in as_html(equal_outputs)
     for name in ("gaussian-tree", "fault-noise-redrawn", "feducb-schedule"):
         few_trials = CliRunner().invoke(cli, ["audit", name, "--trials", "10"])
         # The audit of a schedule chooses no event, so it counts all ten runs. With 0.05 / 2 in each
         # tail, low is 0.025^(1/10) = 0.6915: ln((0.6915 - 0.01) / (1 - 0.6915)) = 0.793.
-        most = "0.793" if name == "feducb-schedule" else "0"
-        assert f"pass: too few trials, which can show {most} at most" in few_trials.stdout
+        largest = "0.793" if name == "feducb-schedule" else "0"
+        assert f"pass: too few trials, which can show {largest} at most" in few_trials.stdout
     with pytest.raises(InputError, match=r"largest_bound must be >= 0\.5"):
         AuditResult("x", 0.1, 1.0, 0.5, 0.95, 10, "pass", 0.4)
 
@@ -324,6 +325,7 @@ def test_audit_detects_too_little_laplace_noise() -> None:
     mechanism = Laplace(sensitivity=1.0, epsilon=1.5)  # the scale of a sensitivity of 2 / 3
 
     def release_of(value: float) -> Callable[[int], np.ndarray]:
+        """Return a function of n that draws n releases of this value."""
         return lambda n: mechanism.release(np.full(n, value), rng.uniform(size=n))
 
     result = audit(

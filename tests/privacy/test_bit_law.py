@@ -20,8 +20,8 @@ FALSE_ALARM = 1e-6
 NOISE, ROUNDING = 5, 6  # random streams that only this test uses
 
 
-def largest_difference(trials: int, inside: float) -> float:
-    """Return sup |X - N/4 - sigma Z| over Z in a two-sided interval of probability ``inside``."""
+def largest_difference(trials: int, probability: float) -> float:
+    """Return sup |X - N/4 - sigma Z| over Z in a two-sided interval of this probability."""
     k = np.arange(trials + 1)
     distribution = stats.binom(trials, 0.25)
     # X = k for Z in (x[k - 1], x[k]], so that the supremum is at an end.
@@ -30,12 +30,12 @@ def largest_difference(trials: int, inside: float) -> float:
     )
     left = np.where(distribution.cdf(k - 1) < 0.5, left, stats.norm.isf(distribution.sf(k - 1)))
     right = np.append(left[1:], math.inf)
-    reach = float(stats.norm.isf(0.5 * (1.0 - inside)))
-    left, right = np.maximum(left, -reach), np.minimum(right, reach)
+    half_width = float(stats.norm.isf(0.5 * (1.0 - probability)))
+    left, right = np.maximum(left, -half_width), np.minimum(right, half_width)
     is_inside = left < right
     sigma, centred = math.sqrt(0.1875 * trials), k - 0.25 * trials
-    ends = np.maximum(np.abs(centred - sigma * left), np.abs(centred - sigma * right))
-    return float(ends[is_inside].max())
+    end_differences = np.maximum(np.abs(centred - sigma * left), np.abs(centred - sigma * right))
+    return float(end_differences[is_inside].max())
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3, 7, 40, 333, 1000, 20_000, 100_000])
@@ -44,8 +44,8 @@ def test_coupling_bound_is_above_every_difference(trials, probability):
     """Enumerate all Z except an event of ``probability``; the bound must also be tight."""
     bound = coupling(trials, probability)
     assert largest_difference(trials, 1.0 - probability) <= bound
-    reach = float(stats.norm.isf(0.5 * probability)) + 1.0
-    exact = largest_difference(trials, 1.0 - 2.0 * float(stats.norm.sf(reach)))
+    half_width = float(stats.norm.isf(0.5 * probability)) + 1.0
+    exact = largest_difference(trials, 1.0 - 2.0 * float(stats.norm.sf(half_width)))
     assert bound <= exact + 2.5 + 0.011 * math.sqrt(0.1875 * trials)
 
 

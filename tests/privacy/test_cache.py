@@ -71,9 +71,9 @@ class Counted:
 
 
 def bits(value: Any) -> Any:
-    """Return a value such that equal means equal bits and equal types."""
+    """Return a value that is equal for two values only if they have equal bits and types."""
     if isinstance(value, tuple):
-        return [bits(each) for each in value]
+        return [bits(part) for part in value]
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     return type(value), value.hex() if isinstance(value, float) else value
@@ -103,13 +103,13 @@ def test_factors_and_encoders_from_files_are_the_same(folder: Path) -> None:
     computed = prefix_sums.optimal_factor(*arguments)
     prefix_sums._cached_optimal_factor.cache_clear()
     _cache.forget()
-    read = prefix_sums.optimal_factor(*arguments)
-    assert read is not computed
-    assert read.matrix.tobytes() == computed.matrix.tobytes()
-    assert read.encoder.tobytes() == computed.encoder.tobytes()
+    from_file = prefix_sums.optimal_factor(*arguments)
+    assert from_file is not computed
+    assert from_file.matrix.tobytes() == computed.matrix.tobytes()
+    assert from_file.encoder.tobytes() == computed.encoder.tobytes()
     # The encoder belongs to the matrix: another object computes it from the matrix alone.
-    assert prefix_sums.Factor(read.matrix).encoder.tobytes() == read.encoder.tobytes()
-    assert not read.encoder.flags.writeable
+    assert prefix_sums.Factor(from_file.matrix).encoder.tobytes() == from_file.encoder.tobytes()
+    assert not from_file.encoder.flags.writeable
 
 
 VALUES: list[Any] = [
@@ -140,9 +140,13 @@ def test_arguments_and_results_of_any_kind_are_exact(folder: Path) -> None:
 def test_records_of_different_kinds_differ(folder: Path) -> None:
     @dataclasses.dataclass(frozen=True)
     class First:
+        """A record with one field."""
+
         x: float
 
     class Second(NamedTuple):
+        """A record of a different kind with the same field."""
+
         x: float
 
     counted = Counted(lambda one: 1)
@@ -152,7 +156,9 @@ def test_records_of_different_kinds_differ(folder: Path) -> None:
     assert counted.calls == 6
 
 
-def test_what_cannot_be_written_exactly_is_computed(folder: Path) -> None:
+def test_arguments_and_results_that_cannot_be_stored_exactly_are_computed_again(
+    folder: Path,
+) -> None:
     counted = Counted(lambda one: 1)
     for one in (np.ones(2), [1], {"a": 1}, np.float64(1.0), object()):
         counted.cached(one)
@@ -213,9 +219,9 @@ def test_another_version_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyP
     counted = Counted()
     counted.call_as_new_process(1)
     version = _cache._version()
-    for place in range(len(version)):
+    for part in range(len(version)):
         changed = [*version]
-        changed[place] = "different"
+        changed[part] = "different"
         monkeypatch.setattr(_cache, "_version", lambda changed=changed: changed)
         calls = counted.calls
         counted.call_as_new_process(1)
@@ -226,20 +232,20 @@ def test_another_version_reads_nothing(folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_version_covers_code_kernels_and_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
+    digested_files: list[str] = []
 
     def digest_of(path: Path | str) -> str:
-        """Note the file."""
-        read.append(str(path))
+        """Record the file, and return a constant digest."""
+        digested_files.append(str(path))
         return "0"
 
     monkeypatch.setattr(_cache, "_digest_of_file", digest_of)
     version = _cache._version.__wrapped__()
     package = Path(_cache.__file__).parent
     for name in ("_cache.py", "_roots.py", "privacy/accounting/gdp.py", "privacy/sensitivity.py"):
-        assert str(package / name) in read
-    assert any("_native" in name for name in read)
-    assert any(name.endswith("scipy/version.py") for name in read)
+        assert str(package / name) in digested_files
+    assert any("_native" in name for name in digested_files)
+    assert any(name.endswith("scipy/version.py") for name in digested_files)
     assert np.__version__ in version
     assert list(sys.version_info) in version
 
@@ -282,7 +288,7 @@ def test_a_folder_of_another_user_or_a_link_is_not_used(
     assert counted.calls == 3
 
 
-def test_a_place_that_cannot_be_made_is_no_error(
+def test_a_cache_folder_that_cannot_be_created_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FASTFED_CACHE_ACCOUNTS")
@@ -290,9 +296,9 @@ def test_a_place_that_cannot_be_made_is_no_error(
     (tmp_path / "file").write_text("")
     places = [str(tmp_path / "file"), str(tmp_path / "file" / "below"), "/proc/none", "a\0b"]
     counted = Counted()
-    for place in places:
+    for cache_path in places:
         with monkeypatch.context() as context:
-            context.setattr(_cache, "cache_folder", lambda place=place: Path(place))
+            context.setattr(_cache, "cache_folder", lambda cache_path=cache_path: Path(cache_path))
             assert counted.call_as_new_process(1) == (1,)
     monkeypatch.delenv("FASTFED_CACHE")
     monkeypatch.setenv("HOME", "/proc/none")
@@ -334,9 +340,11 @@ class _Full:
         self.file, self.code = open(*opened), code  # noqa: SIM115
 
     def __enter__(self) -> _Full:
+        """Return the file."""
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Close the file."""
         self.file.close()
 
     def write(self, content: bytes) -> None:
@@ -368,9 +376,9 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     large.call_as_new_process(1000)
     assert large.calls == 2
     monkeypatch.setattr(_cache, "MAX_TOTAL_BYTES", 0)
-    left = folder / ".left"
-    left.write_text("")
-    os.utime(left, (old - _cache.ABANDONED_SECONDS, old - _cache.ABANDONED_SECONDS))
+    abandoned = folder / ".left"
+    abandoned.write_text("")
+    os.utime(abandoned, (old - _cache.ABANDONED_SECONDS, old - _cache.ABANDONED_SECONDS))
     _cache._prune(folder)
     assert not list(folder.iterdir())
 

@@ -138,12 +138,12 @@ def test_certificates_compare_by_value() -> None:
     with pytest.raises(AttributeError):
         certificate.status = "none"  # type: ignore[misc]
     noise = {"bias": 1.0}
-    kept = Certificate(**fields(noise_std=noise))
+    with_noise = Certificate(**fields(noise_std=noise))
     noise["bias"] = 0.0
-    assert kept.noise_std == {"bias": 1.0}
+    assert with_noise.noise_std == {"bias": 1.0}
 
 
-def test_a_tree_fills_a_certificate() -> None:
+def test_a_certificate_accepts_the_account_of_a_tree() -> None:
     tree = calibrate_tree(Budget(1, 0.01), 400)
     filled = fields(
         exact=Guarantee(tree.exact(), 0.01),
@@ -155,7 +155,7 @@ def test_a_tree_fills_a_certificate() -> None:
     assert exact is not None
     assert exact.epsilon == pytest.approx(1.0)
     assert exact.delta == 0.01
-    # The published code's noise does not give what it claims, and cannot be certified as if.
+    # The noise of the published code misses its claim, and the certificate must say so.
     code = calibrate_tree(Budget(5, 0.1), 400, "published-code")
     filled = fields(
         claimed=Guarantee(5, 0.1),

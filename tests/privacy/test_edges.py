@@ -109,8 +109,8 @@ def test_amplification_lemma_uses_the_smaller_noise(layout: str, share: float) -
 
     def account(bias_std: float, gram_std: float) -> float:
         """Return the exact epsilon for these standard deviations."""
-        off, on = stds_of_layout(layout, gram_std / root)
-        actual = sealed(replace(plan, noise_std=NoiseStd(bias_std, off, on)))
+        off_std, diagonal_std = stds_of_layout(layout, gram_std / root)
+        actual = sealed(replace(plan, noise_std=NoiseStd(bias_std, off_std, diagonal_std)))
         return actual.privacy.exact[0]
 
     expected_epsilon = account(min(1.0, share) * bias, share * bias)
@@ -560,8 +560,8 @@ def test_a_set_is_opened_at_the_end_of_the_grace_period() -> None:
         close = small_federation.plan.document.calendar.closes[0]
         federation.served(small_federation, 1, ["silo0", "silo1"])
         small_federation.settle()
-        end = close + federation.GRACE
-        small_federation.now = math.nextafter(end, 0.0) if early else end
+        end_of_grace = close + federation.GRACE
+        small_federation.now = math.nextafter(end_of_grace, 0.0) if early else end_of_grace
         step = hub._open_next_set(1, small_federation.now)
         assert bool(step.writes) == opened
 
@@ -592,20 +592,20 @@ def test_local_rounds_are_chosen_one_by_one(keys: dict[str, str]) -> None:
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> str | None:
     """Return the TLS version of a handshake in memory; raise SSLError if it fails."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
+    endpoints = (
         client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
         server.wrap_bio(to_server, to_client, server_side=True),
     )
-    waiting = set(ends)
+    waiting = set(endpoints)
     for _ in range(10):
-        for end in ends:
+        for endpoint in endpoints:
             try:
-                end.do_handshake()
-                waiting.discard(end)
+                endpoint.do_handshake()
+                waiting.discard(endpoint)
             except ssl.SSLWantReadError:
                 pass
     assert not waiting
-    return ends[0].version()
+    return endpoints[0].version()
 
 
 def test_hub_and_silo_require_tls_1_3(tmp_path) -> None:

@@ -47,6 +47,7 @@ class Stream:
         self.first = b"".join(int(w).to_bytes(8, "little") for w in words)
 
     def __call__(self, count: int) -> bytes:
+        """Return the next bytes: those of the given words first, then bytes of a hash."""
         first_bytes, self.first = self.first[:count], self.first[count:]
         self.at += 1
         return first_bytes + hashlib.shake_128(f"{self.seed} {self.at}".encode()).digest(
@@ -220,6 +221,7 @@ class LongRadius(Stream):
         self.radius, self.calls = radius, 0
 
     def __call__(self, count: int) -> bytes:
+        """Return the next bytes, in which the given words replace those of the radius."""
         random_bytes = super().__call__(count)
         self.calls += 1
         if self.calls == 1:
@@ -555,8 +557,8 @@ def test_choices_have_their_probabilities():
     draw = Uniforms(n, Stream(11))
     counts_found = np.zeros((4, 3))
     for i in range(n):
-        at, place = exact.choose(costs, rate, counts, draw, i)
-        counts_found[at, place] += 1
+        choice, position = exact.choose(costs, rate, counts, draw, i)
+        counts_found[choice, position] += 1
     assert counts_found[3].sum() == 0
     probabilities = np.repeat(weights / counts.clip(1), 3).reshape(4, 3)
     probabilities[np.arange(3)[None] >= counts[:, None]] = 0

@@ -116,13 +116,13 @@ def test_comparisons_that_64_bits_do_not_decide_are_exact() -> None:
     low, high = sampling._excess(k, n, 20)
     assert high - low < Fraction(1, 1 << 240)
     digits = math.floor(low / 4 * (1 << 192))
-    for last, below in ((-1, True), (1, False)):
+    for last, expected in ((-1, True), (1, False)):
         words = (digits + last).to_bytes(24, "big")
         remaining_words = iter([words[i : i + 8] for i in range(0, 24, 8)])
         is_below = sampling._uniform_below(
             k, n, 4, lambda size, source=remaining_words: next(source)
         )
-        assert is_below is below
+        assert is_below is expected
         assert not list(remaining_words)  # all 192 bits were needed
 
 

@@ -83,7 +83,7 @@ def test_a_certificate_without_a_guarantee_says_why_it_has_no_pairs():
         assert failed in str(error.value)
 
 
-def test_nothing_sent_costs_nothing_at_any_delta():
+def test_a_system_that_sends_nothing_has_epsilon_0_at_every_delta():
     pure = Guarantee(0.0, 0.0)
     assert pure.epsilon_at(1e-12) == 0.0 and pure.delta_at(0.0) == 0.0
     zero = Guarantee(0.0, 1e-6, mu=0.0)
@@ -131,7 +131,7 @@ def test_certificates_of_results_and_commands_are_read():
     )
 
 
-def test_a_failed_claim_stays_a_failed_claim():
+def test_a_failed_claim_is_kept_by_the_builtins_of_a_certificate():
     certificate = Certificate(
         unit="user", relation="replace", model="central", claimed=Guarantee(1.0, 1e-6),
         exact=Guarantee(2.0, 1e-6), status="proven", source="a paper",
@@ -146,7 +146,7 @@ def test_a_failed_claim_stays_a_failed_claim():
 @pytest.mark.parametrize(
     "data", ["", "[]", "{}", '{"unit": "user"}', b"\xff", {"unit": 1}, '{"also": 3}', None]
 )
-def test_what_is_no_certificate_is_refused(data):
+def test_data_that_are_no_certificate_are_refused(data):
     with pytest.raises(InputError, match="no certificate"):
         Certificate.from_builtins(data)
 

@@ -161,6 +161,7 @@ def test_integer_noise_reveals_nothing() -> None:
     contributions = rng.integers(-3, 4, size=(50, 40)).astype(float)
 
     def send(index: int) -> np.ndarray:
+        """Return the contribution of the record plus uniform integers."""
         return contributions[index] + rng.integers(-50, 51, size=40)
 
     result = attack(Channel("x", contributions[:, None], np.full(40, 30.0), send), 100)
@@ -173,6 +174,7 @@ def test_half_of_the_messages_reveal_nothing_if_the_record_may_be_absent() -> No
     records = channel_.contributions[:, 0]
 
     def send(index: int) -> np.ndarray:
+        """Return the record or zeros, each half of the time, plus normal noise."""
         return rng.integers(2) * records[index] + 8.99 * rng.normal(size=40)
 
     possible_contributions = np.stack([records, np.zeros_like(records)], axis=1)
@@ -245,6 +247,7 @@ def test_audit_reports_the_result_of_the_attack() -> None:
 
 def test_audit_passes_for_an_exact_release(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounded_channel(kind: str, candidates: int, seed: int) -> Channel:
+        """Return a channel whose noisy sums are rounded to a grid."""
         return make_channel(lambda c, z: np.rint((c + 8.99 * z) / GRID) * GRID, candidates)
 
     monkeypatch.setattr(system, "channel", rounded_channel)

@@ -21,6 +21,7 @@ def gaussian_mechanism(std: float):
     """Return a mechanism that adds normal noise to three numbers."""
 
     def noisy(data, rng):
+        """Return the data plus normal noise."""
         return np.asarray(data) + std * rng.normal(size=3)
 
     return noisy
@@ -59,6 +60,7 @@ def test_default_statistic_detects_the_entry_that_depends_on_the_data() -> None:
 
 def test_audit_detects_a_number_without_noise() -> None:
     def exact(data, rng):
+        """Return a normal number, and the number of data without noise."""
         return np.array([rng.normal(), float(len(data))])
 
     result = fastfed.audit(exact, [1], [1, 2], epsilon=1.0, delta=0.0, trials=1000)
@@ -72,6 +74,7 @@ def test_a_given_statistic_detects_differences_in_variance() -> None:
     """Check data sets with the same mean and different variances."""
 
     def scaled_noise(data, rng):
+        """Return noise whose standard deviation depends on the data."""
         return rng.normal() * (1.0 + 4.0 * data)
 
     by_mean = fastfed.audit(scaled_noise, 0.0, 1.0, epsilon=1.0, delta=0.01, trials=4000, seed=3)
@@ -97,7 +100,10 @@ def test_audit_accepts_mechanisms_with_their_own_noise() -> None:
     assert result.verdict == "pass"
 
     class Identity:
+        """A mechanism that returns the data."""
+
         def __call__(self, data):
+            """Return the data."""
             return data
 
     identity_result = fastfed.audit(Identity(), 0.0, 1.0, epsilon=1.0, delta=0.0, trials=100)
@@ -127,6 +133,7 @@ def test_runs_that_choose_the_direction_are_not_counted() -> None:
     """
 
     def pure_noise(data, rng):
+        """Return 500 normal numbers, whatever the data are."""
         return rng.normal(size=500)
 
     result = fastfed.audit(pure_noise, 0, 1, epsilon=0.2, delta=0.01, trials=400)

@@ -40,12 +40,12 @@ def pmf(trials: int, p: float = 0.25) -> np.ndarray:
 
 
 def encoded(trials: int, value: float, length: int) -> np.ndarray:
-    """Return the law on 0..length-1 of Bin(trials, 1/4) plus `value`, rounded at random."""
+    """Return the distribution, on 0..length-1, of Bin(trials, 1/4) + `value` rounded at random."""
     noise, low = pmf(trials), math.floor(value)
-    out = np.zeros(length)
-    out[low : low + noise.size] += (1.0 - (value - low)) * noise
-    out[low + 1 : low + 1 + noise.size] += (value - low) * noise
-    return out
+    probabilities = np.zeros(length)
+    probabilities[low : low + noise.size] += (1.0 - (value - low)) * noise
+    probabilities[low + 1 : low + 1 + noise.size] += (value - low) * noise
+    return probabilities
 
 
 def divergences(
@@ -80,25 +80,25 @@ def test_shifted_binomials_have_their_reference_delta(
 def test_delta_of_shifted_binomials_equals_enumeration(p: float) -> None:
     for trials, shift, epsilon in itertools.product((1, 7, 60), (1, 2, 5, 40), (0.0, 0.3, 4.0)):
         length = trials + shift + 1
-        plain, moved = np.zeros(length), np.zeros(length)
-        plain[: trials + 1] = moved[shift:] = pmf(trials, p)
+        unshifted, shifted = np.zeros(length), np.zeros(length)
+        unshifted[: trials + 1] = shifted[shift:] = pmf(trials, p)
         actual = shifted_binomial_delta(trials, shift, epsilon, p)
-        (expected,) = divergences([plain], [moved], [epsilon])
+        (expected,) = divergences([unshifted], [shifted], [epsilon])
         assert actual == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 def test_delta_of_shifted_binomials_of_large_sizes() -> None:
-    """The cumulative incomplete beta function at the best threshold, and the Gaussian limit."""
+    """Compare with incomplete beta functions at the best threshold, and with the Gaussian limit."""
     trials, shift, epsilon = 10**7, 1000, 0.5
     k = np.arange(2_495_000, 2_515_000)
-    tail, moved = (special.betainc(c, trials - c + 1.0, 0.25) for c in (k, k - shift))
-    best = float(np.max(moved - math.exp(epsilon) * tail))
+    tail, shifted_tail = (special.betainc(c, trials - c + 1.0, 0.25) for c in (k, k - shift))
+    best = float(np.max(shifted_tail - math.exp(epsilon) * tail))
     assert shifted_binomial_delta(trials, shift, epsilon) == pytest.approx(best, rel=2e-3)
     assert shifted_binomial_delta(trials, shift, epsilon) >= best * (1 - 1e-9)
-    # Across the change of method the bound takes over from above, by little.
-    below = shifted_binomial_delta(TABLE_TRIALS, shift, epsilon)
-    above = shifted_binomial_delta(TABLE_TRIALS + 1, shift, epsilon)
-    assert below < above < 1.01 * below
+    # Where the method changes from a table to a bound, delta grows by less than 1 %.
+    by_table = shifted_binomial_delta(TABLE_TRIALS, shift, epsilon)
+    by_bound = shifted_binomial_delta(TABLE_TRIALS + 1, shift, epsilon)
+    assert by_table < by_bound < 1.01 * by_table
     assert shifted_binomial_delta(2**62, 10**9, 1.0) == pytest.approx(
         shifted_binomial_delta(2**60, 5 * 10**8, 1.0), rel=1e-3
     )
@@ -112,7 +112,7 @@ def test_delta_of_shifted_binomials_of_large_sizes() -> None:
 
 @pytest.mark.parametrize("trials", [3, 40, 150])
 def test_account_covers_every_integer_vector(trials: int) -> None:
-    """All integer vectors in two coordinates up to the norm, exact joint divergence."""
+    """Compare with the exact joint divergence of all integer vectors (x, y) up to the norm."""
     epsilons = (0.0, 0.2, 1.0, 3.0)
     for norm in (1.0, 2.3, 3.7):
         account = VectorSumAccount([(trials, norm)], 2, integers=True)
@@ -123,9 +123,9 @@ def test_account_covers_every_integer_vector(trials: int) -> None:
             if not 0 < v[0] ** 2 + v[1] ** 2 <= norm**2:
                 continue
             length = trials + 2 * reach + 1
-            still = [encoded(trials, reach, length + 1)] * 2
-            moved = [encoded(trials, reach + x, length + 1) for x in v]
-            assert np.all(divergences(still, moved, epsilons) <= proven)
+            without_record = [encoded(trials, reach, length + 1)] * 2
+            with_record = [encoded(trials, reach + x, length + 1) for x in v]
+            assert np.all(divergences(without_record, with_record, epsilons) <= proven)
 
 
 def test_account_covers_two_nodes() -> None:
@@ -136,11 +136,11 @@ def test_account_covers_two_nodes() -> None:
         account = VectorSumAccount(nodes, 1, integers=True)
         proven = deltas(account, epsilons)
         for signs in itertools.product((-1, 1), repeat=2):
-            still = [encoded(n, s, n + 2 * s + 2) for n, s in nodes]
-            moved = [
+            without_record = [encoded(n, s, n + 2 * s + 2) for n, s in nodes]
+            with_record = [
                 encoded(n, s + c * s, n + 2 * s + 2) for (n, s), c in zip(nodes, signs, strict=True)
             ]
-            assert np.all(divergences(still, moved, epsilons) <= proven)
+            assert np.all(divergences(without_record, with_record, epsilons) <= proven)
 
 
 @pytest.mark.parametrize("trials", [50, 400])
@@ -156,8 +156,8 @@ def test_account_covers_random_rounding(trials: int) -> None:
             start = np.array([a, b]) + 10.0
             end = start + norm * np.array([math.cos(angle), math.sin(angle)])
             length = trials + 24
-            laws = [[encoded(trials, float(x), length) for x in w] for w in (start, end)]
-            assert np.all(divergences(*laws, epsilons) <= proven)
+            distributions = [[encoded(trials, float(x), length) for x in w] for w in (start, end)]
+            assert np.all(divergences(*distributions, epsilons) <= proven)
 
 
 @pytest.fixture
@@ -167,11 +167,11 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     name, built = "from_two_probability_mass_functions", {}
     build = getattr(pld, name)
 
-    def once(first: dict, second: dict, **how: object) -> object:
-        """Build as before, but only once for each key."""
-        key = (*first.items(), *second.items(), *how.items())
+    def once(first: dict, second: dict, **keywords: object) -> object:
+        """Call the original function, but only once for each set of arguments."""
+        key = (*first.items(), *second.items(), *keywords.items())
         if key not in built:
-            built[key] = build(first, second, **how)
+            built[key] = build(first, second, **keywords)
         return built[key]
 
     monkeypatch.setattr(pld, name, once)
@@ -179,7 +179,7 @@ def built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("built_once")
 def test_account_covers_many_small_changes_and_one_large_change() -> None:
-    """65 coordinates: a lower bound by numerical composition stays below what is proven."""
+    """Use 65 coordinates: numerical composition gives a lower bound on delta below the account."""
     shapes = [[30], [18, 24], [10] * 9, [5, 5, -5] * 12, [-4] * 56, [1] * 65]
     for shape in shapes:
         norm = math.hypot(*shape)
@@ -240,7 +240,7 @@ def test_delta_and_epsilon_are_inverse_functions() -> None:
 
 
 def test_steps_of_normal_quantiles_are_bounded() -> None:
-    """Every step bound against probits from an independent distribution function."""
+    """Compare every bound with probits from an independent distribution function."""
     for trials in (200, 5_000, 1_000_000):
         probits = Probits(trials)
         k = np.arange(0, trials, dtype=np.float64)
@@ -248,18 +248,18 @@ def test_steps_of_normal_quantiles_are_bounded() -> None:
         upper = special.betainc(k + 1.0, trials - k, 0.25)
         for tail, largest in ((1e-2, 3), (1e-9, 1)):
             steps = probits.steps(tail, largest)
-            inside = (lower > tail) & (upper > tail)
-            first, last = k[inside][0] - 1 - largest, k[inside][-1] + 1 + largest
+            in_window = (lower > tail) & (upper > tail)
+            first, last = k[in_window][0] - 1 - largest, k[in_window][-1] + 1 + largest
             window = (k >= first) & (k <= last)
             x = np.where(lower < upper, special.ndtri(lower), -special.ndtri(upper))[window]
             assert np.diff(x).max() <= steps.mean <= np.diff(x).max() * (1 + 1e-6)
             # Between integers the distribution function is linear: 50 points of each interval.
             share = np.linspace(0, 1, 51)
             f = lower[window]
-            fine = special.ndtri(f[:-1, None] * (1 - share) + f[1:, None] * share)
-            assert np.diff(fine).max() * 50 <= steps.slope
+            fine_probits = special.ndtri(f[:-1, None] * (1 - share) + f[1:, None] * share)
+            assert np.diff(fine_probits).max() * 50 <= steps.slope
             line = x[:-1, None] * (1 - share) + x[1:, None] * share
-            assert np.abs(fine - line).max() <= steps.bend
+            assert np.abs(fine_probits - line).max() <= steps.bend
 
 
 def test_closed_steps_are_above_the_tabulated() -> None:
@@ -277,7 +277,7 @@ def test_closed_steps_are_above_the_tabulated() -> None:
 
 
 def test_inequality_of_zubkov_and_serov_holds() -> None:
-    """The published inequality on which the closed bounds rest, on some binomials."""
+    """Check, for some binomials, the published inequality on which the closed bounds rest."""
     for trials in (5, 80, 3000):
         k = np.arange(trials + 1, dtype=np.float64)
         r = k / trials
@@ -321,7 +321,7 @@ def test_published_code_meets_its_budget_for_some_sizes_only() -> None:
 
 
 def test_too_few_bits_have_no_finite_epsilon() -> None:
-    """chowdhury-zhou-2022's small setting: 40 noise bits against a shift of 18."""
+    """Use the small setting of chowdhury-zhou-2022: 40 noise bits against a shift of 18."""
     tree = calibrate_vector_sum(Budget(10, 0.1), 1, 20, 5, "published-code")
     assert (tree.g, tree.b, tree.trials(0)) == ((9,), (2,), 40)
     assert shifted_binomial_delta(tree.trials(0), 2 * tree.g[0], 10) == pytest.approx(
@@ -332,9 +332,9 @@ def test_too_few_bits_have_no_finite_epsilon() -> None:
     assert not claim.holds
     assert "too small" in claim.text
     # At a stricter nominal budget there are more bits, and about the Gaussian privacy of them.
-    more = calibrate_vector_sum(Budget(1, 0.1), 1, 20, 5, "published-code")
-    assert more.b == (124,)
-    assert 1 < more.exact() / epsilon_of(more.mu(), 0.1) < 1.12
+    with_more_bits = calibrate_vector_sum(Budget(1, 0.1), 1, 20, 5, "published-code")
+    assert with_more_bits.b == (124,)
+    assert 1 < with_more_bits.exact() / epsilon_of(with_more_bits.mu(), 0.1) < 1.12
 
 
 def test_parameters_follow_the_theorem() -> None:
@@ -374,10 +374,10 @@ def test_one_run_reference(
     need: float,
     true_scale1: float,
 ) -> None:
-    """Reference values of one run, where g was not rounded up and b is in its proportion g^2."""
+    """Compare with values of one run, in which g was not rounded up and b scales with g^2."""
     # The budget whose half, split by advanced composition over one node, is (epsilon, delta).
-    whole = Budget(epsilon * 4 * math.sqrt(2 * math.log(1 / delta)), 4 * delta)
-    tree = calibrate_vector_sum(whole, 1, n, d, "theorem")
+    total_budget = Budget(epsilon * 4 * math.sqrt(2 * math.log(1 / delta)), 4 * delta)
+    tree = calibrate_vector_sum(total_budget, 1, n, d, "theorem")
     square = (tree.g[0] / g) ** 2
     assert tree.b[0] == pytest.approx(b_theorem * square, rel=1e-7)
     exact = calibrate_vector_sum(Budget(epsilon, delta), 1, n, d)
@@ -434,8 +434,8 @@ def test_account_detects_too_few_bits() -> None:
         assert wrong.exact() == pytest.approx(epsilon_of(wrong.mu(), 1e-3), rel=0.02)
 
 
-def test_honest_fraction() -> None:
-    """With half of the silos honest, each silo adds twice the noise bits."""
+def test_noise_bits_of_a_silo_grow_if_fewer_silos_are_honest() -> None:
+    """Check that each silo adds twice the noise bits if half of the silos are honest."""
     budget = Budget(1, 1e-3)
     all_honest = calibrate_vector_sum(budget, 40, 2500, 5)
     half_honest = calibrate_vector_sum(budget, 40, 2500, 5, honest_fraction=0.5)

@@ -317,28 +317,28 @@ def test_noise_stds_by_stream() -> None:
 @pytest.mark.parametrize("relation", ["replace", "zero-out"])
 def test_registry(name: str, relation: str) -> None:
     budget = Budget(1, 1e-5, relation)
-    sized = ("vector-sum", "vector-batches", "secure-sum")
-    size = {"users": 50, "dimension": 3} if name in sized else {}
+    needing_users = ("vector-sum", "vector-batches", "secure-sum")
+    size = {"users": 50, "dimension": 3} if name in needing_users else {}
     if name == "shuffled-points":
         size = {"users": 50}
-    answer = calibrate(name, budget, 40, **size)
-    assert isinstance(answer, Calibrated)
-    assert set(msgspec.to_builtins(answer)) == {
+    calibrated = calibrate(name, budget, 40, **size)
+    assert isinstance(calibrated, Calibrated)
+    assert set(msgspec.to_builtins(calibrated)) == {
         *("mechanism", "epsilon", "delta", "relation", "releases", "noise_std", "mu", "source")
     }
-    assert (answer.mechanism, answer.relation, answer.releases) == (name, relation, 40)
+    assert (calibrated.mechanism, calibrated.relation, calibrated.releases) == (name, relation, 40)
     if name in ("gaussian", "gaussian-tree", "honaker", "toeplitz"):
-        assert answer.mu == pytest.approx(mu_of(1, 1e-5))
+        assert calibrated.mu == pytest.approx(mu_of(1, 1e-5))
     with pytest.raises(InputError, match="releases must be an integer >= 1, got 0"):
         calibrate(name, budget, 0, **size)
 
 
 def test_gaussian_of_one_sum() -> None:
-    one = calibrate("gaussian", Budget(1, 1e-5, "zero-out"))
-    assert one.noise_std == pytest.approx(3.7306, abs=1e-4)
-    assert calibrate("gaussian", Budget(1, 1e-5)).noise_std == pytest.approx(2 * one.noise_std)
+    zero_out = calibrate("gaussian", Budget(1, 1e-5, "zero-out"))
+    assert zero_out.noise_std == pytest.approx(3.7306, abs=1e-4)
+    assert calibrate("gaussian", Budget(1, 1e-5)).noise_std == pytest.approx(2 * zero_out.noise_std)
     assert calibrate("gaussian", Budget(1, 1e-5, "zero-out"), 9).noise_std == pytest.approx(
-        3 * one.noise_std
+        3 * zero_out.noise_std
     )
 
 

@@ -214,16 +214,16 @@ def test_honaker_sensitivity_of_many_releases() -> None:
     First what is seen inside the left child, then its own estimate. Then what is seen inside the
     right child, whose own estimate is not seen. Last the block's estimate, given all this.
     """
-    inside, shift, variance, v = np.zeros(1), np.ones(1), 1.0, 1.0
+    seen_below, shift, variance, v = np.zeros(1), np.ones(1), 1.0, 1.0
     for level in range(18):
-        total = inside + shift**2 / variance
+        total = seen_below + shift**2 / variance
         for releases in (1 << level, (1 << level) + 1, (2 << level) - 1):
             if releases.bit_length() == level + 1:
-                most = pytest.approx(total.max(), rel=1e-12)
-                assert honaker_sensitivity_squared(releases) == most
-                assert total[honaker_worst_leaf(releases) - 1] == most
+                largest = pytest.approx(total.max(), rel=1e-12)
+                assert honaker_sensitivity_squared(releases) == largest
+                assert total[honaker_worst_leaf(releases) - 1] == largest
         v = 1.0 / (1.0 + 1.0 / (2.0 * v))
-        inside = np.concatenate([total, inside])
+        seen_below = np.concatenate([total, seen_below])
         shift = np.concatenate([np.full_like(shift, v), v + (1.0 - v) * shift])
         variance = v**2 + (1.0 - v) ** 2 * variance
     assert honaker_sensitivity_squared(0) == 0.0

@@ -19,8 +19,8 @@ from fastfed.privacy.releases.prefix_sums import (
 REL = 1e-6
 
 
-def test_two_hundred_trees() -> None:
-    """Compute dp-accounting's delta at our epsilon, for one Gaussian of kappa nodes."""
+def test_epsilon_of_two_hundred_trees_agrees_with_dp_accounting() -> None:
+    """Compute dp-accounting's delta at fastfed's epsilon, for one Gaussian of kappa nodes."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(2024)
     for _ in range(200):
@@ -39,16 +39,16 @@ def test_two_hundred_trees() -> None:
             ("zero-out", "iid"): math.sqrt(2.0),
             ("zero-out", "goe1"): math.sqrt(2.0),
         }[relation, layout]
-        theirs = mechanism.GaussianPrivacyLoss(
+        library_loss = mechanism.GaussianPrivacyLoss(
             standard_deviation=tree.noise_std / (math.sqrt(kappa) * joint)
         )
-        actual = theirs.get_delta_for_epsilon(epsilon)
+        actual = library_loss.get_delta_for_epsilon(epsilon)
         assert actual == pytest.approx(delta, rel=REL), (epsilon, delta, releases, layout)
         assert tree.exact() == pytest.approx(epsilon, rel=REL)
 
 
 @pytest.mark.parametrize("name", ["honaker", "toeplitz"])
-def test_continual_releases(name: str) -> None:
+def test_epsilon_of_other_releases_agrees_with_dp_accounting(name: str) -> None:
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     draw = np.random.default_rng(5)
     for _ in range(20):
@@ -65,20 +65,20 @@ def test_continual_releases(name: str) -> None:
             squared = float((white**2).sum(axis=0).max())
         else:
             squared = float((toeplitz_factor(releases)[:, 0] ** 2).sum())
-        theirs = mechanism.GaussianPrivacyLoss(
+        library_loss = mechanism.GaussianPrivacyLoss(
             standard_deviation=release.noise_std / (math.sqrt(squared) * 2.0)
         )
-        assert theirs.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=REL)
+        assert library_loss.get_delta_for_epsilon(epsilon) == pytest.approx(delta, rel=REL)
 
 
-def test_epsilon_of_the_published_noise() -> None:
+def test_epsilon_of_the_published_noise_agrees_with_dp_accounting() -> None:
     """Compute dp-accounting's epsilon of published noise, which often misses the budget."""
     mechanism = pytest.importorskip("dp_accounting.pld.privacy_loss_mechanism")
     for calibration, layout in (("theorem", "iid"), ("published-code", "goe1")):
         for epsilon, delta in ((0.2, 0.01), (1.0, 0.01), (5.0, 0.1), (5.0, 1e-3)):
             tree = calibrate_tree(Budget(epsilon, delta), 400, calibration)
             mu = 3.0 * user_sensitivity("replace", layout) / tree.noise_std
-            theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
+            library_loss = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
             actual = tree.exact()
             assert actual == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
-            assert theirs.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)
+            assert library_loss.get_delta_for_epsilon(actual) == pytest.approx(delta, rel=REL)

@@ -89,8 +89,8 @@ def argmin_probability(scores: list[float], scale: float, i: int) -> float:
     cuts = [kinks[0] - 60 * scale, kinks[0] - 5 * scale, *kinks]
     cuts += [kinks[-1] + 5 * scale, kinks[-1] + 60 * scale]
     return sum(
-        integrate.quad(integrand, *ends, epsabs=0, epsrel=1e-11, limit=200)[0]
-        for ends in itertools.pairwise(cuts)
+        integrate.quad(integrand, *interval, epsabs=0, epsrel=1e-11, limit=200)[0]
+        for interval in itertools.pairwise(cuts)
     )
 
 
@@ -202,6 +202,7 @@ def leaf_scores(
     """Return the scores (leaves, d) of a phase along given experts, written as in Algorithm 3."""
 
     def mean(losses: list[Loss], x: np.ndarray) -> np.ndarray:
+        """Return the mean gradient at x of losses with gradients a x + c."""
         return np.mean([a @ x + c for a, c in losses], axis=0)
 
     x, scores, k = np.eye(d)[0], [], 0
@@ -367,6 +368,7 @@ def test_exact_noise_of_vertices_uses_the_whole_budget(
     )
 
     def account(noise: VertexNoise) -> float:
+        """Return the exact epsilon of what the noise protects: the experts or the messages."""
         return noise.exact() if protect == "experts" else noise.exact_messages()
 
     assert 1.0 - 1e-6 < account(drawn_noise) / budget.epsilon <= 1.0
@@ -599,11 +601,11 @@ def test_threshold_noise_must_be_drawn_again() -> None:
     a = b = calibrate_switching(PURE, switches=17).query_scale
     r = np.linspace(-80.0, 80.0, 64_001)
     weights = np.exp(-np.abs(r) / a) / (2.0 * a) * (r[1] - r[0])
-    below = [np.exp(20.0 * log_cdf((r + gap) / b)) for gap in (2.0, 1.0)]
+    first_below = [np.exp(20.0 * log_cdf((r + gap) / b)) for gap in (2.0, 1.0)]
     # At least 12 of the 16 later segments cross at once, with queries 2 above the threshold.
     later = stats.binom.sf(11, 16, np.exp(log_cdf((2.0 - r) / b)))
-    reused = [float(np.sum(weights * p * later)) for p in below]
-    fresh = [float(np.sum(weights * p)) for p in below]
+    reused = [float(np.sum(weights * p * later)) for p in first_below]
+    fresh = [float(np.sum(weights * p)) for p in first_below]
     assert math.log(fresh[0] / fresh[1]) < 0.5
     assert math.log(reused[0] / reused[1]) == pytest.approx(1.86, abs=0.01)
 

@@ -22,9 +22,9 @@ def range_costs(x: np.ndarray, midpoints: np.ndarray) -> np.ndarray:
 
     Every datum is moved to its nearest midpoint first (huang-2023-robin, private range).
     """
-    moved = midpoints[np.abs(x[:, None] - midpoints).argmin(axis=1)]
-    below = (moved[:, None] < midpoints).sum(axis=0)
-    above = (moved[:, None] > midpoints).sum(axis=0)
+    rounded_data = midpoints[np.abs(x[:, None] - midpoints).argmin(axis=1)]
+    below = (rounded_data[:, None] < midpoints).sum(axis=0)
+    above = (rounded_data[:, None] > midpoints).sum(axis=0)
     result: np.ndarray = np.maximum(below, above)
     return result
 
@@ -91,13 +91,15 @@ def test_private_range_under_replacement() -> None:
     """Brute force: replacing one value changes each log probability by at most epsilon."""
     mechanism, midpoints = Exponential(1.0), np.array([-0.75, -0.25, 0.25, 0.75])
     values = [-1.0, -0.5, 0.0, 0.5, 1.0]
-    laws = {}
+    log_probabilities_of = {}
     for data in product(values, repeat=4):
-        laws[data] = mechanism.log_probabilities(range_costs(np.array(data), midpoints))
+        log_probabilities_of[data] = mechanism.log_probabilities(
+            range_costs(np.array(data), midpoints)
+        )
     worst = 0.0
-    for data, logs in laws.items():
+    for data, logs in log_probabilities_of.items():
         for i, other in product(range(4), values):
-            changed = laws[(*data[:i], other, *data[i + 1 :])]
+            changed = log_probabilities_of[(*data[:i], other, *data[i + 1 :])]
             worst = max(worst, float(np.abs(changed - logs).max()))
     assert 0.5 < worst <= 1.0
 

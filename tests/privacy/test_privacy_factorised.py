@@ -258,7 +258,7 @@ def test_weights_that_differ_greatly_keep_their_precision(ratio: float) -> None:
         second = mpmath.mpf(ratio) / (1 + mpmath.mpf(ratio))
         v = [mpmath.mpf(1), second]
         for _ in range(2000):
-            inside = mpmath.sqrt(v[0] * v[1]) * second
+            off_diagonal = mpmath.sqrt(v[0] * v[1]) * second
             det = mpmath.sqrt(v[0] * v[1] * second * (1 - second))
             trace = mpmath.sqrt(v[0] + v[1] * second + 2 * det)
             diagonal = [(v[0] + det) / trace / v[0], (v[1] * second + det) / trace / v[1]]
@@ -266,7 +266,7 @@ def test_weights_that_differ_greatly_keep_their_precision(ratio: float) -> None:
             if max(diagonal) * trace - lower <= GAP * lower:
                 break
             v = [v[i] * diagonal[i] for i in range(2)]
-        corner = inside / trace / mpmath.sqrt(v[0] * v[1])
+        corner = off_diagonal / trace / mpmath.sqrt(v[0] * v[1])
     expected = [float(diagonal[0]), float(corner), float(diagonal[1])]
     np.testing.assert_allclose(gram[np.tril_indices(2)], expected, rtol=1e-14)
 
@@ -278,7 +278,7 @@ def test_factors_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
     compute = prefix_sums._compute_factor
 
     def noted(weights: np.ndarray) -> Factor:
-        """Note the numbers of threads."""
+        """Record the numbers of threads, then call the original function."""
         threads.update(blas_threads())
         return compute(weights)
 
@@ -298,4 +298,6 @@ def test_factors_do_not_depend_on_threads(monkeypatch: pytest.MonkeyPatch) -> No
 
 def blas_threads() -> set[int]:
     """Return the numbers of threads of all loaded BLAS libraries."""
-    return {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }

@@ -117,8 +117,8 @@ def test_epsilon_agrees_with_dp_accounting() -> None:
         mu = float(10 ** rng.uniform(-1.5, 1.0))
         # Where delta is between about 1e-12 and 1/2, so that the other library has digits left.
         epsilon = mu * mu / 2 + mu * float(rng.uniform(0, 6.5))
-        theirs = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
-        delta = theirs.get_delta_for_epsilon(epsilon)
+        library_loss = mechanism.GaussianPrivacyLoss(standard_deviation=1.0 / mu)
+        delta = library_loss.get_delta_for_epsilon(epsilon)
         assert delta_of(epsilon, mu) == pytest.approx(delta, rel=1e-7, abs=1e-14)
         if delta > 1e-6:
             assert epsilon_of(mu, delta) == pytest.approx(epsilon, rel=1e-6)
@@ -172,10 +172,10 @@ def weighted_change(
     y2: np.ndarray,
 ) -> np.ndarray:
     """Return squared change, entry by entry over its own standard deviation; x is (..., d)."""
-    off, on = layout_stds(layout, cov_std)
+    off_std, diagonal_std = layout_stds(layout, cov_std)
     bias = x * y[..., None] - x2 * y2[..., None]
     cov = x[..., :, None] * x[..., None, :] - x2[..., :, None] * x2[..., None, :]
-    upper = np.triu(cov / np.where(np.eye(x.shape[-1]), on, off))
+    upper = np.triu(cov / np.where(np.eye(x.shape[-1]), diagonal_std, off_std))
     total: np.ndarray = (bias**2).sum(-1) / bias_std**2 + (upper**2).sum((-2, -1))
     return total
 
@@ -198,6 +198,7 @@ def searched(relation: str, layout: str, d: int, bias_std: float, cov_std: float
         return x[..., 0, :], y[..., 0], x[..., 1, :], y[..., 1]
 
     def value(z: np.ndarray) -> np.ndarray:
+        """Return the squared change by the two records with these parameters."""
         return weighted_change(layout, bias_std, cov_std, *split(z))
 
     starts = rng.normal(size=(20_000, size))
@@ -273,10 +274,10 @@ def test_layout_stds_are_those_of_the_matrices() -> None:
         "goe2": (a + np.swapaxes(a, 1, 2)) / math.sqrt(2),
     }
     for layout, matrices in noise_matrices.items():
-        off, on = layout_stds(layout, 2.5)
+        off_std, diagonal_std = layout_stds(layout, 2.5)
         # Standard error of a standard deviation here is 0.35 %: six of them.
-        assert matrices[:, 0, 1].std() == pytest.approx(off, rel=0.022)
-        assert matrices[:, 0, 0].std() == pytest.approx(on, rel=0.022)
+        assert matrices[:, 0, 1].std() == pytest.approx(off_std, rel=0.022)
+        assert matrices[:, 0, 0].std() == pytest.approx(diagonal_std, rel=0.022)
 
 
 def test_sensitivity_errors_name_the_bad_argument() -> None:
@@ -290,7 +291,7 @@ def test_sensitivity_errors_name_the_bad_argument() -> None:
         sum_sensitivity("add-remove")
 
 
-def test_arguments_of_epsilon_in_the_wrong_order_are_said() -> None:
+def test_a_warning_names_swapped_arguments_of_epsilon() -> None:
     with pytest.warns(UserWarning, match=r"epsilon is 0, because delta = 0.24 is above mu = 1e-06"):
         assert epsilon_of(1e-6, 0.24) == 0.0
     with warnings.catch_warnings():

@@ -21,9 +21,9 @@ TIGHT = 2e-4  # allowed relative excess; below the exact value, only rounding is
 ROUNDING = 1e-12
 
 
-def assert_just_above(actual: float, truth: float, case: object) -> None:
+def assert_just_above(actual: float, exact: float, case: object) -> None:
     """Check that the result is at least the exact value and at most slightly larger."""
-    assert truth * (1 - ROUNDING) <= actual <= truth * (1 + TIGHT), (actual, truth, case)
+    assert exact * (1 - ROUNDING) <= actual <= exact * (1 + TIGHT), (actual, exact, case)
 
 
 # ---- one mechanism in closed form ---------------------------------------------------------------
@@ -33,16 +33,16 @@ def assert_just_above(actual: float, truth: float, case: object) -> None:
 @pytest.mark.parametrize("delta", [1e-10, 1e-5, 1e-3, 0.1, 0.9])
 def test_epsilon_of_one_mechanism_has_its_closed_form(epsilon: float, delta: float) -> None:
     truth_probability = 1.0 / (1.0 + math.exp(-epsilon))
-    truths = {
+    exact_by_kind = {
         "randomized-response": epsilon + math.log1p(-delta / truth_probability)
         if delta < truth_probability
         else 0.0,
         "laplace": Laplace(1.0, epsilon).exact(delta),
         "bounded-range": epsilon + 2.0 * math.log1p(-math.sqrt(-delta * math.expm1(-epsilon))),
     }
-    for kind, truth in truths.items():
-        truth = max(truth, 0.0)
-        assert_just_above(composed_epsilon([(kind, epsilon, 1)], delta), truth, kind)
+    for kind, exact in exact_by_kind.items():
+        exact = max(exact, 0.0)
+        assert_just_above(composed_epsilon([(kind, epsilon, 1)], delta), exact, kind)
 
 
 def test_bounded_range_equals_the_worst_two_point_mechanism() -> None:
@@ -95,7 +95,8 @@ def test_composition_of_two_kinds_equals_enumeration() -> None:
     e, laplace_epsilon = 0.7, 1.3
     truth_probability = 1.0 / (1.0 + math.exp(-e))
 
-    def curve(x: float) -> float:  # privacy curve of the Laplace mechanism at any real x
+    def curve(x: float) -> float:
+        """Return the privacy curve of the Laplace mechanism at any real x."""
         if x >= laplace_epsilon:
             return 0.0
         return -math.expm1((x - laplace_epsilon) / 2.0) if x > -laplace_epsilon else -math.expm1(x)
@@ -203,8 +204,8 @@ def test_a_narrow_window_only_increases_epsilon(monkeypatch: pytest.MonkeyPatch)
     """Check that mass outside the window counts as infinite loss."""
     monkeypatch.setattr(privacy_loss, "_TAIL", 2.0)
     for count, epsilon, delta in ((200, 0.1, 1e-4), (3000, 0.01, 0.01), (50, 1.0, 1e-9)):
-        truth = many_responses(count, epsilon, delta)
-        assert composed_epsilon([("randomized-response", epsilon, count)], delta) > truth
+        exact = many_responses(count, epsilon, delta)
+        assert composed_epsilon([("randomized-response", epsilon, count)], delta) > exact
 
 
 def test_masses_on_the_grid_sum_to_one_under_both_distributions() -> None:
@@ -215,16 +216,16 @@ def test_masses_on_the_grid_sum_to_one_under_both_distributions() -> None:
             assert mass.min() >= 0.0
             assert mass.sum() == pytest.approx(1.0, rel=1e-13)
             assert mass @ np.exp(-loss) == pytest.approx(1.0, rel=1e-13)
-            fine = np.array([0.0, 0.3, 2.0])
+            exponents = np.array([0.0, 0.3, 2.0])
             # The curve on the grid is above the exact one, here by moments of the loss.
-            moments = np.log([mass @ np.exp(t * loss) for t in fine])
-            assert (moments >= privacy_loss._cumulant(kind, epsilon, fine) - 1e-12).all()
+            moments = np.log([mass @ np.exp(t * loss) for t in exponents])
+            assert (moments >= privacy_loss._cumulant(kind, epsilon, exponents) - 1e-12).all()
 
 
 # ---- ends of the ranges -------------------------------------------------------------------------
 
 
-def test_nothing_and_pure() -> None:
+def test_epsilon_of_pure_mechanisms_and_of_no_mechanism() -> None:
     assert composed_epsilon([], 0.1) == 0.0
     assert composed_epsilon([("laplace", 0.0, 5), ("bounded-range", 1.0, 0)], 0.0) == 0.0
     assert composed_epsilon([("laplace", 0.5, 4), ("bounded-range", 1.0, 3)], 0.0) == 5.0
@@ -233,14 +234,15 @@ def test_nothing_and_pure() -> None:
     assert composed_epsilon(split, 1e-6) == composed_epsilon([("laplace", 0.1, 100)], 1e-6)
 
 
-def test_extremes_are_bounds_still() -> None:
+def test_epsilon_of_extreme_arguments_is_an_upper_bound() -> None:
     assert composed_epsilon([("laplace", 1e9, 3)], 0.1) == 3e9
     assert composed_epsilon([("laplace", 1e-300, 3)], 1e-30) == 0.0
     actual = composed_epsilon([("laplace", 1e-6, 1), ("laplace", 100.0, 1)], 1e-30)
     assert 100.0 < actual <= 100.000001
-    # Too many for Fourier transforms: by Renyi divergences, a Gaussian's up to a few per cent.
-    many = composed_epsilon([("randomized-response", 1e-6, 10**12)], 1e-5)
-    assert 1.0 < many / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1
+    # These are too many for Fourier transforms. The account uses Renyi divergences, which exceed
+    # the Gaussian limit by a few per cent.
+    by_renyi = composed_epsilon([("randomized-response", 1e-6, 10**12)], 1e-5)
+    assert 1.0 < by_renyi / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1
 
 
 @pytest.mark.parametrize("kind", ["laplace", "bounded-range", "randomized-response"])

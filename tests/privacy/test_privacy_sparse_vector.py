@@ -119,15 +119,15 @@ def largest_ratio(mechanism: AboveThreshold, pairs: list[tuple[np.ndarray, np.nd
 
 
 def shifts(n: int, rounds: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Yield queries, and the same queries with 1 added from some time on."""
+    """Return pairs of queries and of the same queries with 1 added from some time on."""
     draw = np.random.default_rng(seed)
     pairs = []
     for _ in range(rounds):
         base = draw.normal(0, 12, size=n)
         pairs.append((base, base + (np.arange(n) >= draw.integers(n))))
-    far = np.full(n, -60.0)  # crossing hangs on query noise
-    near = np.full(n, 25.0)  # not crossing hangs on the threshold's
-    return [*pairs, (far, far + 1.0), (near, near + 1.0)]
+    far_below = np.full(n, -60.0)  # whether a query crosses depends on its noise
+    far_above = np.full(n, 25.0)  # whether none crosses depends on the threshold's noise
+    return [*pairs, (far_below, far_below + 1.0), (far_above, far_above + 1.0)]
 
 
 @pytest.mark.parametrize(("a", "b"), [(4.0, 8.0), (2.0, 2.0), (8.0, 2.0), (1.0, 5.0)])
@@ -152,8 +152,8 @@ def test_epsilon_for_any_changes_is_the_sum() -> None:
     base = np.append(np.zeros(60), -40.0)
     pairs.append((base, base + np.append(-np.ones(60), 1.0)))
     worst = largest_ratio(mechanism, pairs)
-    common = AboveThreshold(4.0, 8.0, common_shift=True).epsilon
-    assert common < 0.7 * mechanism.epsilon < worst <= mechanism.epsilon * (1 + 1e-10)
+    common_epsilon = AboveThreshold(4.0, 8.0, common_shift=True).epsilon
+    assert common_epsilon < 0.7 * mechanism.epsilon < worst <= mechanism.epsilon * (1 + 1e-10)
 
 
 def test_epsilon_of_published_and_smallest_scales() -> None:

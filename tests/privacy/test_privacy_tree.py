@@ -39,15 +39,15 @@ GROUPS = [  # releases, leaves 1..n, squared sensitivity, the bound n^2 kappa
 def released_sums(releases: int) -> list[set[int]]:
     """Return the set of leaves in each released node, by the recursion of Algorithm 2 on sets."""
     alphas: dict[int, set[int]] = {}
-    out = []
+    released = []
     for k in range(1, releases + 1):
         level = next(j for j in range(64) if k >> j & 1)  # line 5
         node = set().union({k}, *(alphas.get(j, set()) for j in range(level)))  # line 6
         alphas[level] = node
         for j in range(level):
             alphas[j] = set()
-        out.append(node)
-    return out
+        released.append(node)
+    return released
 
 
 @pytest.mark.parametrize("releases", SIZES)

@@ -207,12 +207,14 @@ def test_published_code_meets_small_budgets() -> None:
 @pytest.mark.parametrize(("epsilon", "delta", "B", "d"), [(1, 0.1, 20, 5), (7.5, 1e-4, 333, 40)])
 def test_theorem_constants_follow_the_paper(epsilon: float, delta: float, B: int, d: int) -> None:
     budget = Budget(epsilon, delta)
-    one = calibrate_vector_batches(budget, B, d, calibration="theorem")
+    shuffled_batches = calibrate_vector_batches(budget, B, d, calibration="theorem")
     g = cz.vec_g(B, d)
-    assert one.g == (g, g)
-    assert 0 <= one.b - cz.vec_b(epsilon, delta, B, d, g) < 1
-    assert one.source == "chowdhury-zhou-2022, Theorem C.1"
-    assert f"epsilon = {epsilon:g} <= 15 and delta = {delta:g} < 1/2: met" in one.remark
+    assert shuffled_batches.g == (g, g)
+    assert 0 <= shuffled_batches.b - cz.vec_b(epsilon, delta, B, d, g) < 1
+    assert shuffled_batches.source == "chowdhury-zhou-2022, Theorem C.1"
+    assert (
+        f"epsilon = {epsilon:g} <= 15 and delta = {delta:g} < 1/2: met" in shuffled_batches.remark
+    )
     local = calibrate_vector_batches(budget, B, d, calibration="theorem", local=True)
     levels, bits = cz.vec_local(epsilon, delta, d)
     assert local.g == (levels, levels)
@@ -221,7 +223,7 @@ def test_theorem_constants_follow_the_paper(epsilon: float, delta: float, B: int
     returning = calibrate_vector_batches(budget, B, d, calibration="theorem", returning=30)
     assert 0 <= returning.b - cz.vec_returning_b(epsilon, delta, B, d, 30, g) < 1
     assert "for each batch: met" in returning.remark
-    for batches in (one, local, returning):
+    for batches in (shuffled_batches, local, returning):
         assert batches.noise_std == pytest.approx(
             [cz.vec_noise_std(batches.g[0], batches.b, B)] * 2
         )

@@ -187,10 +187,10 @@ def test_privacy_of_the_mean_in_one_dimension() -> None:
             density += p * stats.laplace(mean, scale).pdf(y)
         return np.log(density)
 
-    ends = (-1e9, -1.0, 1.0, 1e9)
-    logs = {values: log_density(values) for values in itertools.product(ends, repeat=3)}
+    points = (-1e9, -1.0, 1.0, 1e9)
+    logs = {values: log_density(values) for values in itertools.product(points, repeat=3)}
     max_log_ratio = max(
-        float(np.abs(logs[v] - logs[(other, *v[1:])]).max()) for v in logs for other in ends
+        float(np.abs(logs[v] - logs[(other, *v[1:])]).max()) for v in logs for other in points
     )
     assert 0.5 < max_log_ratio <= epsilon
 
@@ -424,11 +424,14 @@ def test_conditions_show_a_claim_that_does_not_hold() -> None:
 
 def test_feasibility_of_the_range() -> None:
     """Compare M epsilon' / 8 with ln(10 bins)."""
-    few, many = make_mean(silos=20), make_mean(silos=40)
-    assert not few.feasible and many.feasible
-    assert math.log(10 * few.bins) > 20 * 2.0 / 8.0
-    assert math.log(10 * many.bins) < 40 * 2.0 / 8.0
-    assert many.at(0.5).radius == 0.5 and many.at(0.5).exact() == many.exact()
+    with_20_silos, with_40_silos = make_mean(silos=20), make_mean(silos=40)
+    assert not with_20_silos.feasible and with_40_silos.feasible
+    assert math.log(10 * with_20_silos.bins) > 20 * 2.0 / 8.0
+    assert math.log(10 * with_40_silos.bins) < 40 * 2.0 / 8.0
+    assert (
+        with_40_silos.at(0.5).radius == 0.5
+        and with_40_silos.at(0.5).exact() == with_40_silos.exact()
+    )
 
 
 # ---- the public function ------------------------------------------------------------------------

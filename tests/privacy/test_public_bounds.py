@@ -39,8 +39,8 @@ def test_noise_of_a_seed_checks_its_arguments(draw, message):
 
 def test_numpy_integers_draw_what_integers_draw():
     noise = SeededNoise(1)
-    given = noise.node(np.int64(2), np.uint32(3), np.int32(4))
-    assert given.tobytes() == noise.node(2, 3, 4).tobytes()
+    draw = noise.node(np.int64(2), np.uint32(3), np.int32(4))
+    assert draw.tobytes() == noise.node(2, 3, 4).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_noise_for_silo_privacy_needs_a_sensitivity(mechanism):
     budget = Budget(1.0, 1e-6, unit="silo")
     with pytest.raises(InputError, match="set sensitivity"):
         calibrate(mechanism, budget)
-    own = calibrate(mechanism, budget, sensitivity=20.0).noise_std
-    assert own == pytest.approx(
+    noise_std = calibrate(mechanism, budget, sensitivity=20.0).noise_std
+    assert noise_std == pytest.approx(
         calibrate(mechanism, Budget(1.0, 1e-6), sensitivity=20.0).noise_std, rel=1e-12
     )
 

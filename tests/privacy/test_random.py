@@ -208,13 +208,13 @@ def test_the_first_draws_of_neighbouring_streams_are_normal(draw, part):
 
 def test_no_two_streams_share_a_block():
     """Compare the first two blocks of 400 neighbouring streams of every kind."""
-    seen = []
+    blocks = []
     for part in PARTS:
         for k in range(1, 400):
             key = [100, 1, 5, 6, 7]
             key[PARTS.index(part)] += k
-            seen += [compiled.philox(*key, block).tobytes() for block in (0, 1)]
-    assert len(set(seen)) == len(seen)
+            blocks += [compiled.philox(*key, block).tobytes() for block in (0, 1)]
+    assert len(set(blocks)) == len(blocks)
 
 
 # ---- integers and permutations ------------------------------------------------------------------
@@ -242,8 +242,8 @@ def test_permutations_are_uniform():
     assert len(counts) == 24 and stats.chisquare(counts).pvalue > ALARM
     draws = np.array([compiled.permutation(8, 6, 1, s, 0, 11) for s in range(11_000)])
     assert (np.sort(draws, axis=1) == np.arange(11)).all()
-    for place in range(11):
-        assert stats.chisquare(np.bincount(draws[:, place], minlength=11)).pvalue > ALARM
+    for position in range(11):
+        assert stats.chisquare(np.bincount(draws[:, position], minlength=11)).pvalue > ALARM
 
 
 # ---- where noise comes from ---------------------------------------------------------------------

@@ -31,24 +31,24 @@ def test_roots_and_calls_are_those_of_scipy():
         low, high = draw.uniform(-40, -3), draw.uniform(3, 40)
         if draw.random() < 0.3:
             low, high = high, low
-        how = draw.choice(
+        options = draw.choice(
             [{}, {"xtol": 1e-300, "rtol": 1e-15, "maxiter": 2000}, {"xtol": 1e-3}, {"rtol": 1e-7}]
         )
-        ours, theirs = [], []
-        collected = []
-        for solve, calls in ((brentq, ours), (scipys, theirs)):
+        own_calls, scipy_calls = [], []
+        results = []
+        for solve, calls in ((brentq, own_calls), (scipys, scipy_calls)):
 
             def counted(x, calls=calls, function=function):
-                """Evaluate the function, and note the bits of x."""
+                """Record the bits of x, and return the value of the function."""
                 calls.append(struct.pack("d", x))
                 return function(x)
 
             try:
-                collected.append(struct.pack("d", solve(counted, low, high, **how)))
+                results.append(struct.pack("d", solve(counted, low, high, **options)))
             except (RuntimeError, ValueError, OverflowError) as error:
-                collected.append(type(error))
-        assert collected[0] == collected[1]
-        assert ours == theirs
+                results.append(type(error))
+        assert results[0] == results[1]
+        assert own_calls == scipy_calls
 
 
 def test_a_root_at_an_end_is_returned():

@@ -110,10 +110,10 @@ def test_noise_follows_layout_relation_ratio_and_bounds(layout, relation, ratio)
         reward_bound=3.0,
     )
     assert 1.9998 < secure_sum.exact() <= 2.0
-    bias, off, on = secure_sum.stds
+    bias, off_diagonal, diagonal = secure_sum.stds
     off_unit, on_unit = {"iid": (1, 1), "goe1": (0.5**0.5, 1), "goe2": (1, 2**0.5)}[layout]
-    assert off / bias == pytest.approx(ratio * off_unit * 0.25 / 1.5, rel=1e-9)
-    assert on / bias == pytest.approx(ratio * on_unit * 0.25 / 1.5, rel=1e-9)
+    assert off_diagonal / bias == pytest.approx(ratio * off_unit * 0.25 / 1.5, rel=1e-9)
+    assert diagonal / bias == pytest.approx(ratio * on_unit * 0.25 / 1.5, rel=1e-9)
     # With longer features the account gives a larger epsilon.
     longer_features = msgspec.structs.replace(secure_sum, feature_bound=1.0)
     assert longer_features.exact() > 2.0 * secure_sum.exact()
@@ -149,16 +149,17 @@ def faulty_sums(secure_sum: SecureSum) -> dict[str, SecureSum]:
     """Return, for each planted fault, the sum with the changed numbers."""
 
     def change(**fields) -> SecureSum:
+        """Return the sum with changed fields."""
         return msgspec.structs.replace(secure_sum, **fields)
 
-    bias, off, on = secure_sum.trials
+    bias, off_diagonal, diagonal = secure_sum.trials
     rows = [list(row) for row in secure_sum.factor]
     rows[-1][0] += 2**13
     return {
         "half the noise": change(trials=tuple(coins // 8 * 2 for coins in secure_sum.trials)),
-        "less noise on the bias": change(trials=(bias // 4 * 2, off, on)),
-        "less noise off the diagonal": change(trials=(bias, off // 4 * 2, on)),
-        "less noise on the diagonal": change(trials=(bias, off, on // 4 * 2)),
+        "less noise on the bias": change(trials=(bias // 4 * 2, off_diagonal, diagonal)),
+        "less noise off the diagonal": change(trials=(bias, off_diagonal // 4 * 2, diagonal)),
+        "less noise on the diagonal": change(trials=(bias, off_diagonal, diagonal // 4 * 2)),
         "colluders": change(colluders=secure_sum.colluders + 40),
         "fewer silos": change(silos=80),
         "a longer column": change(factor=tuple(tuple(row) for row in rows)),
@@ -281,6 +282,7 @@ def divergence_of_many_coins(parts, epsilon: float) -> float:
         k = np.arange(int(n / 2 - 12 * std), int(n / 2 + 12 * std), step, dtype=np.float64)
 
         def log_mass(v, n=n):
+            """Return ln P(Bin(n, 1/2) = v)."""
             return gammaln(n + 1) - gammaln(v + 1) - gammaln(n - v + 1) - n * math.log(2.0)
 
         mass = np.exp(log_mass(k))

@@ -67,6 +67,7 @@ def test_transcripts_equal_the_messages_of_the_parties() -> None:
         """The audit's noise: silo i draws from stream 2 i for data set 0, and 2 i + 1 for 1."""
 
         def coins(self, silo, node, dimension, trials):
+            """Return the coins of the audit's stream 2 i for silo i."""
             return super().coins(2 * silo, node, dimension, trials)
 
     audited = transcripts(secure_sum, PLAIN, 0, 1, 9)[0]
@@ -115,6 +116,7 @@ class CoarseNoise(SystemNoise):
     """A planted fault: noise whose last 16 bits are 0."""
 
     def coins(self, silo, node, dimension, trials):
+        """Return coins whose last 16 bits are 0."""
         return super().coins(silo, node, dimension, trials) >> np.uint64(16) << np.uint64(16)
 
 

@@ -151,10 +151,10 @@ def test_binomials_of_the_operating_system_have_their_distribution():
 @repeated()
 @given(SEED, st.integers(1, 8), st.integers(0, 70))
 def test_messages_contain_their_ones(seed, entries, length):
-    ones = np.random.default_rng(seed).integers(0, length + 1, size=entries)
-    bits = compiled.encode_bits(ones, length)
-    assert np.array_equal(bits, twins.encode_bits(ones, length))
-    assert bits.shape == (entries, length) and np.array_equal(bits.sum(axis=1), ones)
+    counts_of_ones = np.random.default_rng(seed).integers(0, length + 1, size=entries)
+    bits = compiled.encode_bits(counts_of_ones, length)
+    assert np.array_equal(bits, twins.encode_bits(counts_of_ones, length))
+    assert bits.shape == (entries, length) and np.array_equal(bits.sum(axis=1), counts_of_ones)
 
 
 @repeated(30)

@@ -26,6 +26,8 @@ FALSE_ALARM = 1e-6
 
 @dataclass(eq=False)
 class Message:
+    """A message of this number of bytes."""
+
     nbytes: int
     number: int = 0
 
@@ -191,35 +193,40 @@ def test_cliques_are_a_partition_and_cliques_of_the_power_graph():
     for graph in random_graphs(60):
         matrix = adjacency(graph)
         for gamma in range(1, graph.diameter + 2):
-            cover = graph.cliques(gamma)
-            assert cover == graph.cliques(gamma) == tuple(sorted(cover))
-            members = oracle.clique_of(matrix, gamma, cover)
+            cliques = graph.cliques(gamma)
+            assert cliques == graph.cliques(gamma) == tuple(sorted(cliques))
+            members = oracle.clique_of(matrix, gamma, cliques)
             assert [tuple(clique) for clique in members] == [
-                next(clique_of_silo for clique_of_silo in cover if i in clique_of_silo)
+                next(clique_of_silo for clique_of_silo in cliques if i in clique_of_silo)
                 for i in range(graph.silos)
             ]
             if gamma >= graph.diameter:
-                assert cover == (tuple(range(graph.silos)),)
+                assert cliques == (tuple(range(graph.silos)),)
             # No two cliques can be merged.
             power = oracle.graph_power(matrix, gamma) + np.eye(graph.silos, dtype=int)
-            assert not any(power[np.ix_(a, b)].all() for a in cover for b in cover if a is not b)
+            assert not any(
+                power[np.ix_(a, b)].all() for a in cliques for b in cliques if a is not b
+            )
 
 
 def greedy(hops: np.ndarray, gamma: int) -> list[list[int]]:
     """Return the cliques of the documented rule, with all counts computed again at each step."""
     partners = {i: {j for j in range(len(hops)) if hops[i, j] <= gamma} for i in range(len(hops))}
-    free, cliques = set(partners), []
-    while free:
-        free_partners = {i: len(partners[i] & free) for i in free}
-        clique = [min(free, key=lambda i: (free_partners[i], i))]
+    uncovered, cliques = set(partners), []
+    while uncovered:
+        uncovered_partners = {i: len(partners[i] & uncovered) for i in uncovered}
+        clique = [min(uncovered, key=lambda i: (uncovered_partners[i], i))]
         while True:
-            candidates = set.intersection(free, *(partners[i] for i in clique)) - set(clique)
+            candidates = set.intersection(uncovered, *(partners[i] for i in clique)) - set(clique)
             if not candidates:
                 break
             clique.append(
-                min(candidates, key=lambda i: (-len(partners[i] & candidates), free_partners[i], i))
+                min(
+                    candidates,
+                    key=lambda i: (-len(partners[i] & candidates), uncovered_partners[i], i),
+                )
             )
-        free -= set(clique)
+        uncovered -= set(clique)
         cliques.append(sorted(clique))
     return sorted(cliques)
 
@@ -257,17 +264,17 @@ def test_given_clique_covers_are_checked_as_by_the_oracle():
     for graph in random_graphs(60):
         gamma = int(draw.integers(1, 4))
         labels = draw.integers(0, 3, size=graph.silos)
-        cover = [np.flatnonzero(labels == label).tolist() for label in set(labels.tolist())]
+        cliques = [np.flatnonzero(labels == label).tolist() for label in set(labels.tolist())]
         try:
-            expected = oracle.clique_of(adjacency(graph), gamma, cover)
+            expected = oracle.clique_of(adjacency(graph), gamma, cliques)
         except ValueError:
             with pytest.raises(InputError, match=f"must be at most {gamma} hops apart, got"):
-                graph.checked_cliques(cover, gamma)
+                graph.checked_cliques(cliques, gamma)
             verdicts.add("refused")
             continue
-        assert {tuple(clique) for clique in expected} == set(graph.checked_cliques(cover, gamma))
-        verdicts.add("taken")
-    assert verdicts == {"refused", "taken"}
+        assert {tuple(clique) for clique in expected} == set(graph.checked_cliques(cliques, gamma))
+        verdicts.add("accepted")
+    assert verdicts == {"refused", "accepted"}
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("curve", "message"), REFUSED)
-def test_what_does_not_go_together_is_refused_in_a_sentence(
+def test_errors_about_keys_that_exclude_each_other_are_one_sentence(
     curve: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message) as actual:
@@ -140,7 +140,7 @@ def test_a_centre_needs_an_intercept(environment: Any) -> None:
         {**ROBIN, "radius": "lemma-c2"},
     ],
 )
-def test_no_lemma_is_about_a_longer_theta(curve: dict[str, Any]) -> None:
+def test_only_the_direct_radius_is_proven_for_a_longer_theta(curve: dict[str, Any]) -> None:
     """Check intercept kappa > 1, where ||theta*|| > 1, which only the direct radius allows.
 
     ||theta*||^2 = 1/2 + kappa/2 on this sphere; tau^2 = 2 kappa.
@@ -187,7 +187,7 @@ def earlier_keys(curves: dict[str, dict[str, Any]], silos: int, environment: Any
     )  # fmt: skip
 
 
-def test_curves_without_the_new_keys_are_who_they_were() -> None:
+def test_the_identity_of_curves_without_the_new_keys_is_unchanged() -> None:
     """Check that old stores are found: digests are those of the version before these keys.
 
     Curves with noise under the direct radius have a revision now, and the rest is as it was.
@@ -205,19 +205,19 @@ def test_curves_without_the_new_keys_are_who_they_were() -> None:
     assert digest(earlier_keys(AGENTS, 1, Sphere(3, 5))) == "d4f424ad4a0e85a5"
 
 
-def test_a_new_key_is_part_of_the_identity_once_it_says_something() -> None:
+def test_a_later_key_is_part_of_the_identity_only_if_it_changes_the_curve() -> None:
     plain = experiment({**PUBLIC, "batch_size": 5, "sieve": 1.0})
     curve = plain.identity()["curves"][0]
     assert not set(curve) & set(LATER)
-    settled = [
+    keys_with_defaults = [
         {**keys, **msgspec.structs.asdict(config)} if isinstance(config, Config) else keys
         for name in ALGORITHMS
         if issubclass(ALGORITHMS[name].config, Config) and name in OLD | AGENTS
         for keys in [{"sieve": 1.0, **(OLD | AGENTS)[name]}]
         for config in [_settled(name, keys)]
     ]
-    assert len(settled) == len(OLD) + len(AGENTS)
-    for keys in settled:
+    assert len(keys_with_defaults) == len(OLD) + len(AGENTS)
+    for keys in keys_with_defaults:
         assert all(keys[key] == value for key, value in LATER.items() if key in keys)
     experiments = [
         experiment({**PUBLIC, "batch_size": 5, **keys}, 1.0)
@@ -240,8 +240,8 @@ def _settled(name: str, keys: dict[str, Any]) -> Any:
     """Return a config with the defaults of a problem filled in."""
     silos = 1 if name.startswith("linucb") else 30
     entry = ALGORITHMS[name]
-    given = {k: v for k, v in keys.items() if (name, k) != ("random", "sieve")}
-    return entry.settled(entry.check(given), ProblemSpec(silos=silos, horizon=40, dimension=3))
+    known_keys = {k: v for k, v in keys.items() if (name, k) != ("random", "sieve")}
+    return entry.settled(entry.check(known_keys), ProblemSpec(silos=silos, horizon=40, dimension=3))
 
 
 # ---- keys drawn at random ------------------------------------------------------------------------
@@ -272,18 +272,18 @@ def random_curve(rng: np.random.Generator) -> dict[str, Any]:
         "calibration": ["exact", "theorem"],
     }
     curve = dict(base[rng.integers(len(base))])
-    known = ALGORITHMS.choose(curve["algorithm"]).config.__struct_fields__
+    allowed_keys = ALGORITHMS.choose(curve["algorithm"]).config.__struct_fields__
     for key, values in keys.items():
-        if key in known and rng.random() < (0.6 if key == "batch_size" else 0.1):
+        if key in allowed_keys and rng.random() < (0.6 if key == "batch_size" else 0.1):
             curve[key] = values[rng.integers(len(values))]
     return curve
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_any_combination_is_refused_or_plays(seed: int) -> None:
+def test_any_combination_of_keys_is_refused_or_runs(seed: int) -> None:
     """Check that no other error occurs, and that every run's certificate fits its plan."""
     rng = np.random.default_rng(seed)
-    played = 0
+    runs = 0
     for _ in range(40):
         curve = random_curve(rng)
         try:
@@ -298,10 +298,10 @@ def test_any_combination_is_refused_or_plays(seed: int) -> None:
         assert np.isfinite(outcome.group_regret).all(), curve
         exact = system.certificate.exact
         if exact is not None and curve.get("calibration", "exact") == "exact":
-            asked = curve.get("epsilon", 0.0)
-            assert exact.epsilon <= asked * (1.0 + 1e-9), curve
-        played += 1
-    assert played >= 6
+            requested_epsilon = curve.get("epsilon", 0.0)
+            assert exact.epsilon <= requested_epsilon * (1.0 + 1e-9), curve
+        runs += 1
+    assert runs >= 6
 
 
 def test_a_problem_without_an_intercept_has_no_constant() -> None:

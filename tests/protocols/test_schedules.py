@@ -28,9 +28,9 @@ from fastfed.simulation.experiment import make_experiment
 SEED = 3
 
 
-def experiment_of(sizes: dict[str, Any], **more: Any) -> Any:
+def experiment_of(sizes: dict[str, Any], **keys: Any) -> Any:
     """Return the experiment of a case."""
-    table = problems.curve(sizes["protocol"], **problems.curve_keys(sizes), **more)
+    table = problems.curve(sizes["protocol"], **problems.curve_keys(sizes), **keys)
     centred = "reward_centre" in table
     sphere = Sphere(sizes["dimension"], sizes["actions"], intercept=3.0 if centred else 1.0)
     return make_experiment(
@@ -79,9 +79,9 @@ def test_the_two_drivers_agree_bit_for_bit(name: str) -> None:
     plan = e.curves[0].system.plan
     if isinstance(plan, Plan) and plan.batch_size:
         assert fast.synchronisations[-1] == plan.releases
-        due = [plan.due(t) for t in range(1, plan.horizon + 1)]
-        np.testing.assert_array_equal(fast.synchronisations, due)
-        assert [plan.bits_up_of(k) for k in due] == list(fast.bits_up)
+        release_of_round = [plan.due(t) for t in range(1, plan.horizon + 1)]
+        np.testing.assert_array_equal(fast.synchronisations, release_of_round)
+        assert [plan.bits_up_of(k) for k in release_of_round] == list(fast.bits_up)
 
 
 @pytest.mark.parametrize("rounds_per_call", [1, 5])
@@ -93,8 +93,8 @@ def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> No
     e = experiment_of(CASES[name])
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     plans = [e.curves[0].system.plan]
-    (one,) = compiled.run(opened_environment, plans, e.checkpoints, record=True)
-    (many,) = compiled.run(
+    (one_thread,) = compiled.run(opened_environment, plans, e.checkpoints, record=True)
+    (two_threads,) = compiled.run(
         opened_environment,
         plans,
         e.checkpoints,
@@ -102,11 +102,11 @@ def test_threads_and_calls_change_nothing(name: str, rounds_per_call: int) -> No
         threads=2,
         rounds_per_call=rounds_per_call,
     )
-    assert_same_bits(one, many)
+    assert_same_bits(one_thread, two_threads)
 
 
-def test_curves_of_different_schedules_played_together() -> None:
-    """Simulate them in one call of the compiled driver, which stops at every curve's releases."""
+def test_curves_of_different_schedules_simulated_together_equal_each_alone() -> None:
+    """The compiled driver simulates all curves in one call and stops at every curve's releases."""
     keys = {"epsilon": 20.0, "delta": 0.01}
     private = {"algorithm": "private-fedlinucb", **keys}
     curves = [
@@ -119,16 +119,16 @@ def test_curves_of_different_schedules_played_together() -> None:
     ]
     curves = [{"label": str(i), **table} for i, table in enumerate(curves)]
     world = {"kind": "sphere", "dimension": 3, "actions": 6}
-    more = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
-    together = fastfed.simulate(world, curves=curves, **more)
-    step = fastfed.simulate(world, curves=curves, driver="step", **more)
+    sizes = {"horizon": 43, "silos": 3, "seed": 3, "replicates": 2, "checkpoints": 9}
+    together = fastfed.simulate(world, curves=curves, **sizes)
+    step = fastfed.simulate(world, curves=curves, driver="step", **sizes)
     for curve in curves:
-        alone = fastfed.simulate(world, curves=[curve], **more).curves[0]
+        alone = fastfed.simulate(world, curves=[curve], **sizes).curves[0]
         np.testing.assert_array_equal(alone.group_regret, together[curve["label"]].group_regret)
         np.testing.assert_array_equal(alone.group_regret, step[curve["label"]].group_regret)
 
 
-def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
+def test_batch_size_and_the_same_release_rounds_give_equal_runs() -> None:
     """Compare `batch_size` with the same release rounds as a list, up to rounding."""
     for protocol in ("none", "silo-ldp", "silo-ldp-prefix", "central", "shuffle-amplified"):
         base = {"silos": 2, "horizon": 29, "dimension": 3, "actions": 5, "protocol": protocol}
@@ -137,14 +137,14 @@ def test_equal_batches_by_name_and_by_rounds_are_one_run() -> None:
         runs = []
         for keys in ({"batch_size": 4}, {"release_rounds": list(range(4, 29, 4))}):
             e = experiment_of({**base, **keys})
-            played, _ = results_of_both_drivers(e)
-            runs.append((played, e.curves[0].system.plan))
-        (one, plan), (other, spelled) = runs
-        np.testing.assert_array_equal(one.actions, other.actions)
-        np.testing.assert_array_equal(one.total, other.total)
-        np.testing.assert_array_equal(one.bits_up, other.bits_up)
-        assert plan.noise_std == spelled.noise_std and spelled.batch_size == 4
-        np.testing.assert_array_equal(plan.radius.error_bound, spelled.radius.error_bound)
+            outcome, _ = results_of_both_drivers(e)
+            runs.append((outcome, e.curves[0].system.plan))
+        (by_size, plan), (by_rounds, plan_by_rounds) = runs
+        np.testing.assert_array_equal(by_size.actions, by_rounds.actions)
+        np.testing.assert_array_equal(by_size.total, by_rounds.total)
+        np.testing.assert_array_equal(by_size.bits_up, by_rounds.bits_up)
+        assert plan.noise_std == plan_by_rounds.noise_std and plan_by_rounds.batch_size == 4
+        np.testing.assert_array_equal(plan.radius.error_bound, plan_by_rounds.radius.error_bound)
 
 
 # ---- the oracle ----------------------------------------------------------------------------------
@@ -183,16 +183,17 @@ def noise_of(plan: Plan, seed: int) -> dict[str, Any]:
     if plan.encoding is not None:
         ends, size, e = [0, *ends_of(plan)], plan.statistic_size, plan.encoding
 
-        def at(k: int) -> int:
+        def encoding_index(k: int) -> int:
+            """Return the number of the encoding of release k."""
             return k - 1 if plan.release_rounds else 0
 
         def centred(i: int, k: int) -> np.ndarray:
             """Return the centred binomial noise of release k at silo i."""
-            trials = (ends[k] - ends[k - 1]) * e.noise_bits[at(k)]
+            trials = (ends[k] - ends[k - 1]) * e.noise_bits[encoding_index(k)]
             return source.binomials(i, k, size, trials)
 
         return {"bits": oracle.Bits(
-            steps=lambda k: e.steps(at(k)),
+            steps=lambda k: e.steps(encoding_index(k)),
             uniforms=lambda i, t: source.random_u32(i, t, size) * 2.0**-32,
             centred=centred,
         )}  # fmt: skip
@@ -218,7 +219,7 @@ def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     clip = plan.clip
-    given = {
+    arguments = {
         "contexts": lambda t, i: opened_environment.round(i, t)[0].astype(float),
         "means": lambda t, i: opened_environment.round(i, t)[1],
         "actions": outcome.actions,
@@ -232,32 +233,32 @@ def oracle_replay(e: Any, outcome: Any, **changes: Any) -> oracle.Replay:
         "sieve": sieve_of(plan),
         **noise_of(plan, e.seed),
     }
-    return oracle.replay(**{**given, **changes})
+    return oracle.replay(**{**arguments, **changes})
 
 
 def checked(
-    sizes: dict[str, Any], limit: float | None = None, **more: Any
+    sizes: dict[str, Any], limit: float | None = None, **keys: Any
 ) -> tuple[Any, Any, oracle.Replay]:
     """Run a case, check that a replay agrees, and return (experiment, outcome, replay)."""
-    e = experiment_of(sizes, **more)
+    e = experiment_of(sizes, **keys)
     if limit is not None:
         e = with_limit(e, limit)
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
     (outcome,) = compiled.run(opened_environment, [plan], e.checkpoints, record=True)
     assert outcome.events["indefinite"] == 0
-    truth = oracle_replay(e, outcome)
-    # Nearer than this, rounding may choose another lambda: it needs another seed.
-    assert truth.nearest_floor > 1e-12
-    assert truth.worst_gap < 1e-8
-    np.testing.assert_allclose(outcome.group_regret, truth.regret, rtol=1e-8, atol=1e-8)
-    if truth.totals:
-        u, w = truth.totals[-1]
+    replayed = oracle_replay(e, outcome)
+    # Closer to the floor, rounding may choose a different lambda; choose another seed then.
+    assert replayed.nearest_floor > 1e-12
+    assert replayed.worst_gap < 1e-8
+    np.testing.assert_allclose(outcome.group_regret, replayed.regret, rtol=1e-8, atol=1e-8)
+    if replayed.totals:
+        u, w = replayed.totals[-1]
         d, scale = len(u), max(1.0, float(np.abs(w).max()))
         np.testing.assert_allclose(outcome.total[:d], u, atol=1e-8 * scale)
         np.testing.assert_allclose(outcome.total[d:], w[np.tril_indices(d)], atol=1e-8 * scale)
-    assert len(truth.totals) == plan.releases
-    return e, outcome, truth
+    assert len(replayed.totals) == plan.releases
+    return e, outcome, replayed
 
 
 #: What the oracle replays: a server, a direct radius, noise by tree, factor, batch or bits.
@@ -274,7 +275,7 @@ REPLAYED = [
         REPLAYED, lambda n: not n.startswith("growing") or "eager" in n or "sieve" in n
     ),
 )
-def test_every_case_plays_what_its_definition_says(name: str) -> None:
+def test_every_case_agrees_with_the_replay_by_definition(name: str) -> None:
     checked(CASES[name])
     checked(CASES[name], 10.0)
 
@@ -283,17 +284,17 @@ def largest_difference(faults: dict[str, Any], names: list[str]) -> float:
     """Return how much a replay with a planted fault differs, at most, over these cases."""
     worst = 0.0
     for name in names:
-        e, outcome, truth = checked(CASES[name])
+        e, outcome, replayed = checked(CASES[name])
         altered = oracle_replay(e, outcome, **faults)
         worst = max(worst, altered.worst_gap)
-        for one, other in zip(truth.totals, altered.totals, strict=False):
-            worst = max(worst, float(np.abs(one[1] - other[1]).max() > 1e-6))
-            worst = max(worst, float(np.abs(one[0] - other[0]).max() > 1e-6))
+        for sums, altered_sums in zip(replayed.totals, altered.totals, strict=False):
+            worst = max(worst, float(np.abs(sums[1] - altered_sums[1]).max() > 1e-6))
+            worst = max(worst, float(np.abs(sums[0] - altered_sums[0]).max() > 1e-6))
     return worst
 
 
 @pytest.mark.parametrize("lazy", ["lazy", "eager"])
-def test_a_wrong_schedule_or_centre_is_noticed(lazy: str) -> None:
+def test_the_replay_detects_a_wrong_schedule_or_centre(lazy: str) -> None:
     names = [f"growing, silo-ldp, factorised, {lazy}"]
     assert largest_difference({"ends": [1, 2, 3]}, names) > 1e-6
     centred = ["centred, silo-ldp, tree"]
@@ -334,7 +335,7 @@ PARTIES = [
 ]  # fmt: skip
 
 
-def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
+def deploy(plan: Plan, environment: Any, noise: Any) -> tuple[np.ndarray, Any]:
     """Run the parties step by step; return actions (M, T) and the last broadcast."""
     silos = [fastfed.parties.Silo(plan, i, noise) for i in range(plan.silos)]
     server, shuffler = fastfed.parties.Server(plan, noise), fastfed.parties.Shuffler(plan, noise)
@@ -343,9 +344,9 @@ def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
     broadcast = None
     for t in range(1, plan.horizon + 1):
         for i, silo in enumerate(silos):
-            features, means = opened.round(i, t)
+            features, means = environment.round(i, t)
             a = actions[i, t - 1] = silo.select(features)
-            y = opened.reward(i, t, means[a])
+            y = environment.reward(i, t, means[a])
             if silo.acts_only:
                 if t <= plan.end(plan.releases):
                     messages.append(fastfed.parties.User(plan, t, noise).message(features[a], y))
@@ -370,7 +371,7 @@ def deploy(plan: Plan, opened: Any, noise: Any) -> tuple[np.ndarray, Any]:
         PARTIES, lambda n: n.startswith(("explicit", "centred", "one", "to ", "sieve"))
     ),
 )
-def test_parties_with_seeded_noise_are_both_drivers(name: str) -> None:
+def test_parties_with_seeded_noise_equal_both_drivers(name: str) -> None:
     e = experiment_of(CASES[name])
     plan = e.curves[0].system.plan
     opened_environment = e.environment.open(e.seed, 0, e.silos)
@@ -421,7 +422,7 @@ def test_parties_with_the_noise_of_the_operating_system(name: str) -> None:
 
 
 def spread_of(plan: Plan) -> np.ndarray:
-    """Return standard deviations of the noise of the last release, (s,), or a little more."""
+    """Return upper bounds on the standard deviations of the last release's noise, (s,)."""
     d, k, k_range = plan.dimension, plan.releases, range(1, plan.releases + 1)
     size = plan.statistic_size
     if plan.protocol.noise_by == "none":
@@ -430,13 +431,13 @@ def spread_of(plan: Plan) -> np.ndarray:
         squares = np.zeros(size)
         for j in k_range:
             e = plan.encoding_at(j)
-            ones = plan.silos * plan.points_of(j) * plan.encoding.noise_bits[e]
+            noise_bits = plan.silos * plan.points_of(j) * plan.encoding.noise_bits[e]
             users = plan.silos * plan.points_of(j)
-            squares += (0.1875 * ones + users / 4.0) / plan.encoding.each(e, d) ** 2
+            squares += (0.1875 * noise_bits + users / 4.0) / plan.encoding.each(e, d) ** 2
         return np.sqrt(squares)
-    bias, off, diagonal = plan.noise_std.parts
+    bias, off_diagonal, diagonal = plan.noise_std.parts
     rows, columns = np.tril_indices(d)
-    one = np.append(np.full(d, bias), np.where(rows == columns, diagonal, off))
+    std = np.append(np.full(d, bias), np.where(rows == columns, diagonal, off_diagonal))
     noises = plan.silos if plan.protocol.noise_by == "silos" else 1
     if plan.factor is not None:
         factor = float((plan.factor.matrix[k - 1] ** 2).sum())
@@ -444,10 +445,10 @@ def spread_of(plan: Plan) -> np.ndarray:
         factor = plan.end(k) / plan.batch_size
     else:
         factor = k
-    one = one * np.sqrt(noises * factor)
+    std = std * np.sqrt(noises * factor)
     if plan.public_constant:
-        one[-1] = 0.0
-    return one
+        std[-1] = 0.0
+    return std
 
 
 # ---- schedules -----------------------------------------------------------------------------------
@@ -500,7 +501,7 @@ def test_rounds_that_stop_before_the_horizon_leave_raw_data(rounds: tuple[int, .
     assert (public.plan.batch_size == 0) == everything
 
 
-def test_a_fixed_set_is_one_choice_for_each_batch() -> None:
+def test_all_rounds_of_a_batch_choose_the_same_action_of_a_fixed_set() -> None:
     table = problems.curve("linucb", batch_size="growing", batch_ratio=1.4)
     e = make_experiment(
         name="x", environment=FixedSet(dimension=3, actions=7), curves=[table], horizon=300,

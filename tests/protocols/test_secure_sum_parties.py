@@ -38,6 +38,7 @@ class RecordingSeededNoise(SeededNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
+        """Draw coins, and record them."""
         drawn_coins = super().coins(silo, node, dimension, trials)
         self.drawn.append(drawn_coins.view(np.int64))
         return drawn_coins
@@ -114,6 +115,7 @@ class RecordingSystemNoise(SystemNoise):
         self.drawn: list[np.ndarray] = []
 
     def coins(self, silo, node, dimension, trials):
+        """Draw coins, and record them."""
         drawn_coins = super().coins(silo, node, dimension, trials)
         self.drawn.append(drawn_coins.view(np.int64))
         return drawn_coins
@@ -187,8 +189,10 @@ def test_single_messages_are_uniform(secure_sum: SecureSum) -> None:
                 words.append([messages[0], messages[1], messages[0] + messages[1] + messages[2]])
         rows = np.array(words).transpose(1, 0, 2).reshape(3, -1)
         for row in rows:
-            ones = np.array([int((row >> np.uint64(b) & np.uint64(1)).sum()) for b in range(64)])
-            z_scores = (ones - row.size / 2) / math.sqrt(row.size / 4)
+            ones_of_each_bit = np.array(
+                [int((row >> np.uint64(b) & np.uint64(1)).sum()) for b in range(64)]
+            )
+            z_scores = (ones_of_each_bit - row.size / 2) / math.sqrt(row.size / 4)
             assert np.abs(z_scores).max() < 4.5
             assert stats.kstest(row.astype(np.float64) / 2.0**64, "uniform").pvalue > 1e-4
 
@@ -214,7 +218,7 @@ def test_invalid_mask_keys_are_refused(silo, keys, message) -> None:
 
 def test_silos_and_aggregate_have_the_same_distribution_for_few_coins() -> None:
     """Count outcomes: three shares of 8 coins equal one share of 24 coins."""
-    few = SecureSum(
+    secure_sum = SecureSum(
         budget=Budget(1.0, 0.1),
         factor=((1,),),
         trials=(8, 8, 12),
@@ -229,10 +233,12 @@ def test_silos_and_aggregate_have_the_same_distribution_for_few_coins() -> None:
     for run in range(3000):
         total = np.zeros(2, dtype=np.uint64)
         for silo in range(3):
-            total += Encoder(few, silo, simulated_keys(run, silo, 3)).message([1.0, 2.0]).values
+            total += (
+                Encoder(secure_sum, silo, simulated_keys(run, silo, 3)).message([1.0, 2.0]).values
+            )
         sums_by_source["silos"].append(total.view(np.int64))
         sums_by_source["aggregate"].append(
-            Aggregate(few, SystemNoise()).total(np.array([3.0, 6.0])).view(np.int64)
+            Aggregate(secure_sum, SystemNoise()).total(np.array([3.0, 6.0])).view(np.int64)
         )
     for rows in sums_by_source.values():
         for entry, coins in enumerate((24, 36)):
@@ -254,6 +260,7 @@ def test_silos_and_aggregate_have_the_same_distribution_for_many_coins(
     for run in range(runs):
 
         def noise(run=run, silo=0):
+            """Return the noise source of a silo in a run."""
             return SystemNoise() if source is SystemNoise else SeededNoise(run)
 
         silos, decoder = (
@@ -318,6 +325,7 @@ class ReplayedCoins(SeededNoise):
         self.other = other
 
     def coins(self, silo, node, dimension, trials):
+        """Return the recorded coins of this node."""
         return self.other.drawn[node - 1].view(np.uint64)
 
 

@@ -133,11 +133,11 @@ def test_individual_and_aggregate_noise_have_the_same_distribution() -> None:
         plan, noise = noise_of_releases(messages, runs)
         # Differences come from records in fixed point and from clipped features, which are rounded.
         np.testing.assert_allclose(noise[:, :, -1], 0.0, atol=1e-5)
-        bias, off, _ = plan.noise_std.parts
+        bias, off_diagonal, _ = plan.noise_std.parts
         white = np.linalg.solve(plan.factor.matrix, noise[:, :, :-1])
         # d = 2 and the last feature is constant: x y twice, z z on the diagonal, c z off the
         # diagonal.
-        white /= np.array([bias, bias, plan.noise_std.diagonal, off])
+        white /= np.array([bias, bias, plan.noise_std.diagonal, off_diagonal])
         whitened[messages] = white.reshape(runs, -1)
     for white in whitened.values():
         assert stats.kstest(white.ravel(), "norm").pvalue > 1e-6
@@ -239,9 +239,16 @@ def test_no_centred_record_exceeds_the_sensitivity(intercept: float, relation: s
     """Search records with a constant feature, entry by entry of the noise."""
     e = experiment({**CENTRED, "relation": relation}, intercept=intercept)
     secure = e.curves[0].system.plan.secure
-    bias, off, on = (std * math.sqrt(secure.honest / secure.silos) for std in secure.stds)
+    bias, off_std, diagonal_std = (
+        std * math.sqrt(secure.honest / secure.silos) for std in secure.stds
+    )
     release = oracle.Release(
-        kappa=intercept, bias=bias, constant_bias=bias, off_diagonal=off, diagonal=on, cross=off
+        kappa=intercept,
+        bias=bias,
+        constant_bias=bias,
+        off_diagonal=off_std,
+        diagonal=diagonal_std,
+        cross=off_std,
     )
     rng = np.random.default_rng(1)
     largest_ratio = oracle.largest_found(release, D - 1, rng, 11, relation == "replace")
@@ -270,12 +277,12 @@ def test_account_of_centred_sums_follows_reward_range_and_constant() -> None:
 
 def test_noise_follows_the_layout_key() -> None:
     for layout in ("iid", "goe1", "goe2"):
-        bias, off, on = make(layout=layout, covariance_ratio=2.0).plan.noise_std.parts
+        bias, off_std, diagonal_std = make(layout=layout, covariance_ratio=2.0).plan.noise_std.parts
         expected = layout_stds(layout, 2.0)
-        assert (off / bias, on / bias) == pytest.approx(expected, rel=1e-9)
+        assert (off_std / bias, diagonal_std / bias) == pytest.approx(expected, rel=1e-9)
         centred = experiment({"layout": layout, "covariance_ratio": 2.0, **CENTRED}, intercept=3.0)
-        bias, off, on = centred.curves[0].system.plan.noise_std.parts
-        assert (off / bias, on / bias) == pytest.approx(expected, rel=1e-9)
+        bias, off_std, diagonal_std = centred.curves[0].system.plan.noise_std.parts
+        assert (off_std / bias, diagonal_std / bias) == pytest.approx(expected, rel=1e-9)
 
 
 # ---- the certificate -----------------------------------------------------------------------------

@@ -136,6 +136,8 @@ class FailsEverySecondDraw:
         self.noise, self.calls = noise, 0
 
     def __getattr__(self, name):
+        """Return a method of the source that fails at every second call."""
+
         def draw(*key):
             """Draw as the source does; every second call fails."""
             self.calls += 1

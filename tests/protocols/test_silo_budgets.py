@@ -321,7 +321,7 @@ def test_a_deployed_federation_of_feducb_may_have_silo_budgets():
 
 
 def test_a_silo_without_noise_refuses_a_plan_that_claims_privacy():
-    """A protocol whose account reads its noise elsewhere would send raw sums."""
+    """Use a protocol whose account reads the noise elsewhere; the silo would send raw sums."""
     plan = make_system(
         "private-fedlinucb", protocol="silo-ldp", silos=2, horizon=20, dimension=2, batch_size=5,
         epsilon=1.0, delta=1e-6,

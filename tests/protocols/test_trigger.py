@@ -52,6 +52,7 @@ def environment_named(name: str) -> Python:
     span, length = FEATURES[name]
 
     def function(seed: int, replicate: int, silo: int, round: int) -> tuple[Any, Any]:
+        """Return features that span the first coordinates, of random lengths, and means."""
         rng = np.random.default_rng([seed, replicate, silo, round])
         features = np.zeros((3, D))
         features[:, :span] = rng.normal(size=(3, span))

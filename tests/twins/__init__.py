@@ -132,6 +132,7 @@ class _NeverReady:
     tree = staticmethod(tree)
 
     def __getattr__(self, name):
+        """Return a function that returns None for all arguments."""
         return lambda *arguments: None
 
 

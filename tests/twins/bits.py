@@ -22,9 +22,9 @@ def round_point(point: Array, g: float, clamped: bool, random: Array, sums: Arra
     """Add the point's entries in fixed point, rounded at random, minus g, to sums in place."""
     v = (point + 1.0) * g
     v = np.clip(v, 0.0, 2.0 * g) if clamped else np.clip(v, -(2.0**50), 2.0**50)
-    down = np.floor(v)
-    up = random * 2.0**-32 < v - down
-    sums += down + up - g
+    floor = np.floor(v)
+    increment = random * 2.0**-32 < v - floor
+    sums += floor + increment - g
 
 
 def round_points(points: Array, g: float, clamped: bool, random: Array, sums: Array) -> None:
@@ -93,19 +93,19 @@ def _try(words: Array, n: int) -> float:
     first, v = _unit_f64(_bits53(words[0::2], words[1::2]))
     if n < 40:
         return _binomial_by_inversion(float(first), n)
-    quarter, rest = divmod(n, 4)
+    quarter, remainder = divmod(n, 4)
     spread = math.sqrt(n * 0.1875)
     b = 1.15 + 2.53 * spread
     a = -0.0873 + 0.0248 * b + 0.01 * 0.25
     u = first - 0.5
-    us, part = 0.5 - abs(u), 0.25 * rest
+    us, part = 0.5 - abs(u), 0.25 * remainder
     offset = math.floor((2.0 * a / us + b) * u + part + 0.5)
     if us >= 0.07 and v <= 0.92 - 4.2 / b:
         return offset - part
     k = quarter + offset
     if not 0 <= k <= n:
         return math.nan
-    step = int(rest == 3)
+    step = int(remainder == 3)
     v = v * ((2.83 + 5.1 / b) * spread) / (a / (us * us) + b)
     actual = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
     return math.nan if log(float(v)) > actual else offset - part
@@ -120,13 +120,13 @@ def binomials(
     seed: int, purpose: int, replicate: int, silo: int, index: int, n: int, count: int
 ) -> Array:
     """Return draws of Bin(n, 1/4) - n / 4, (count,)."""
-    out = np.full(count, math.nan)
+    draws = np.full(count, math.nan)
     for j in range(count):
         block = j
-        while math.isnan(out[j]):
-            out[j] = _try(philox(seed, purpose, replicate, silo, index, block), n)
+        while math.isnan(draws[j]):
+            draws[j] = _try(philox(seed, purpose, replicate, silo, index, block), n)
             block += count
-    return out
+    return draws
 
 
 def encode_bits(ones: Array, length: int) -> Array:

@@ -124,10 +124,10 @@ def scores(actions: Array, w: Array, theta: Array, beta: float, gamma: float) ->
     """Return <x, theta> + beta ||x||_{V^-1} + gamma ||V^{-1} x|| of each action, (K,)."""
     x = actions.astype(np.float64)
     z = x @ w.T
-    out = x @ theta + beta * np.sqrt(np.sum(z * z, axis=1))
+    result = x @ theta + beta * np.sqrt(np.sum(z * z, axis=1))
     if gamma != 0.0:
-        out += gamma * np.sqrt(np.sum((z @ w) ** 2, axis=1))
-    return out
+        result += gamma * np.sqrt(np.sum((z @ w) ** 2, axis=1))
+    return result
 
 
 def select(actions: Array, w: Array, theta: Array, beta: float, gamma: float) -> tuple[int, Array]:

@@ -23,11 +23,11 @@ def psum(sums: Array, leaf: Array, level: int) -> None:
 
 def prefix(nodes: Array, k: int) -> Array:
     """Return the sum of nodes[j] over the set bits j of k, lowest first."""
-    out = np.zeros(nodes.shape[1])
+    total = np.zeros(nodes.shape[1])
     for j in range(k.bit_length()):
         if k >> j & 1:
-            out += nodes[j]
-    return out
+            total += nodes[j]
+    return total
 
 
 def add(into: Array, other: Array) -> None:
@@ -54,12 +54,12 @@ def round_noisy(
 ) -> tuple[Array, list[int]]:
     """Return values + std noise on the grid, and the entries whose rounding is not certain."""
     steps, ratio = values / grid, std / grid
-    whole = np.floor(steps)
-    moved = (steps - whole) + ratio * noise
-    nearest = np.rint(moved)
-    unsure = ratio * error + (np.abs(moved) + 1.0) * 2.0**-51
-    doubtful = ~(np.abs(moved - nearest) + unsure < 0.5)
-    return (whole + nearest) * grid, np.flatnonzero(doubtful).tolist()
+    whole_steps = np.floor(steps)
+    noisy_fraction = (steps - whole_steps) + ratio * noise
+    nearest = np.rint(noisy_fraction)
+    unsure = ratio * error + (np.abs(noisy_fraction) + 1.0) * 2.0**-51
+    doubtful = ~(np.abs(noisy_fraction - nearest) + unsure < 0.5)
+    return (whole_steps + nearest) * grid, np.flatnonzero(doubtful).tolist()
 
 
 def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Array:
@@ -156,9 +156,9 @@ def row_width(
 
 
 def slack(width: float, beta: float, gamma: float, inflation: float, inverse: float) -> float:
-    """Return max(1, width / (sqrt(inflation) (beta + gamma sqrt(inverse)))), a little less."""
-    own = float(np.sqrt(inflation)) * (beta + gamma * float(np.sqrt(inverse)))
-    return max(1.0, width / own * (1.0 - 1e-9))
+    """Return max(1, (1 - 1e-9) width / (sqrt(inflation) (beta + gamma sqrt(inverse))))."""
+    own_width = float(np.sqrt(inflation)) * (beta + gamma * float(np.sqrt(inverse)))
+    return max(1.0, width / own_width * (1.0 - 1e-9))
 
 
 def determinant_radius(
@@ -188,19 +188,19 @@ def honaker_number(k: int) -> int:
 
 
 def weighted_sum(rows: Array, weights: Array) -> Array:
-    """Sum of weights[i] rows[i], one after the other."""
-    out = np.zeros(rows.shape[1])
+    """Return the sum of weights[i] rows[i], added in the order of i."""
+    total = np.zeros(rows.shape[1])
     for weight, row in zip(weights, rows, strict=False):
-        out += weight * row
-    return out
+        total += weight * row
+    return total
 
 
 def toeplitz(history: Array, f: Array, k: int) -> Array:
     """Return noise of prefix k: sum of f[k - j] times row j."""
-    out = np.zeros(history.shape[1])
+    total = np.zeros(history.shape[1])
     for i in range(k):
-        out += f[k - 1 - i] * history[i]
-    return out
+        total += f[k - 1 - i] * history[i]
+    return total
 
 
 def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, silo):
@@ -215,11 +215,11 @@ def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, si
     for k in map(int, releases):
         values = node(k)
         if prefixes:
-            nodes, end = np.zeros((k.bit_length(), len(values))), k
-            while end:
-                # Release `end` closes the node of its lowest set bit; the rest is the prefix.
-                nodes[node_level(end)] = node(end)
-                end &= end - 1
+            nodes, prefix_end = np.zeros((k.bit_length(), len(values))), k
+            while prefix_end:
+                # Release `prefix_end` closes the node of its lowest set bit.
+                nodes[node_level(prefix_end)] = node(prefix_end)
+                prefix_end &= prefix_end - 1
             values = prefix(nodes, k)
         lower = np.zeros((d, d))
         lower[np.tril_indices(d)] = values[d:]

@@ -75,8 +75,8 @@ def _sincos_f32(w: Array) -> tuple[Array, Array]:
     """Return sin and cos of 2 pi w / 2^32 in float32, by quadrant and Taylor series."""
     turned = w + np.uint32(0x20000000)
     quadrant = turned >> 30
-    rest = (turned & np.uint32(0x3FFFFFFF)).astype(np.int32) - np.int32(0x20000000)
-    a = rest.astype(_F) * _F(1.4629180792671596e-09)
+    remainder = (turned & np.uint32(0x3FFFFFFF)).astype(np.int32) - np.int32(0x20000000)
+    a = remainder.astype(_F) * _F(1.4629180792671596e-09)
     z = a * a
     s = z * (z * (z * (_F(-1) / _F(5040)) + _F(1) / _F(120)) + _F(-1) / _F(6)) + _F(1)
     c = z * (z * (z * (_F(1) / _F(40320)) + _F(-1) / _F(720)) + _F(1) / _F(24)) + _F(-0.5)
@@ -84,7 +84,7 @@ def _sincos_f32(w: Array) -> tuple[Array, Array]:
 
 
 def _turn(quadrant: Array, s: Array, c: Array) -> tuple[Array, Array]:
-    """Return (sine, cosine) of an angle from those of its rest in the quadrant."""
+    """Return (sine, cosine) of an angle from those of its remainder in the quadrant."""
     odd = (quadrant & 1) != 0
     sine, cosine = np.where(odd, c, s), np.where(odd, s, c)
     return (
@@ -101,9 +101,9 @@ def _rotate(v: Array, k: int) -> Array:
 def _xoshiro(state: Array, steps: int) -> Array:
     """Return words (steps, lanes) of xoshiro128++ (Blackman and Vigna 2021); state (4, lanes)."""
     s0, s1, s2, s3 = state
-    out = np.empty((steps, state.shape[1]), np.uint32)
+    words = np.empty((steps, state.shape[1]), np.uint32)
     for i in range(steps):
-        out[i] = _rotate(s0 + s3, 7) + s0
+        words[i] = _rotate(s0 + s3, 7) + s0
         t = s1 << 9
         s2 = s2 ^ s0
         s3 = s3 ^ s1
@@ -111,7 +111,7 @@ def _xoshiro(state: Array, steps: int) -> Array:
         s0 = s0 ^ s3
         s2 = s2 ^ t
         s3 = _rotate(s3, 11)
-    return out
+    return words
 
 
 def normals_f32(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
@@ -148,8 +148,8 @@ def _sincos_f64(w: Array) -> tuple[Array, Array]:
     """Return sin and cos of 2 pi w / 2^53."""
     turned = w + np.uint64(1 << 50)
     quadrant = turned >> np.uint64(51)
-    rest = (turned & np.uint64((1 << 51) - 1)).astype(np.float64)
-    a = (rest - 2.0**50) * 6.975736996017264e-16
+    remainder = (turned & np.uint64((1 << 51) - 1)).astype(np.float64)
+    a = (remainder - 2.0**50) * 6.975736996017264e-16
     z = a * a
     s = np.full_like(z, 1.0 / 355687428096000.0)
     for factorial in _SINE:
@@ -187,9 +187,9 @@ def ideal_normals(words: Array) -> tuple[Array, int]:
 
 def ideal_laplace(words: Array) -> tuple[Array, int]:
     """Return Laplace draws (n,) from a sign and 63 bits, and how many uniforms are near 0 or 1."""
-    rest = words << np.uint64(1)
-    size = -_log_of_words(rest)
-    return np.where(words >> np.uint64(63) > 0, size, -size), _at_the_ends(rest)
+    uniform_bits = words << np.uint64(1)
+    size = -_log_of_words(uniform_bits)
+    return np.where(words >> np.uint64(63) > 0, size, -size), _at_the_ends(uniform_bits)
 
 
 def _log_of_words(words: Array) -> Array:
@@ -245,11 +245,11 @@ def uniform_int(seed: int, purpose: int, replicate: int, silo: int, index: int, 
 def permutation(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
     """Return a uniform permutation of 0..n-1 (Fisher-Yates, from the end)."""
     words = _Words(seed, purpose, replicate, silo, index)
-    out = np.arange(n, dtype=np.int64)
+    order = np.arange(n, dtype=np.int64)
     for i in range(n - 1, 0, -1):
         j = words.uniform_int(i + 1)
-        out[i], out[j] = out[j], out[i]
-    return out
+        order[i], order[j] = order[j], order[i]
+    return order
 
 
 def log(x: float) -> float:
