@@ -29,7 +29,7 @@ SIGNATURE = fastfed.protocols.score.score_signature()
 
 @numba.cfunc(SIGNATURE)
 def greedy(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Score each action by its expected reward."""
+    """Greedy: the action of the largest expected reward."""
     features, out = numba.carray(x, (actions, dimension)), numba.carray(scores, (actions,))
     for a in range(actions):
         out[a] = 0.0
@@ -40,7 +40,7 @@ def greedy(state, key, round, actions, dimension, x, w, theta, beta, gamma, scor
 
 @numba.cfunc(SIGNATURE)
 def linucb_score(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Compute LinUCB's score in plain loops, then overwrite all inputs."""
+    # LinUCB's score, computed in plain loops. Then all inputs are overwritten.
     features, out = numba.carray(x, (actions, dimension)), numba.carray(scores, (actions,))
     factor = numba.carray(w, (dimension, dimension))
     for a in range(actions):
@@ -65,7 +65,7 @@ def linucb_score(state, key, round, actions, dimension, x, w, theta, beta, gamma
 
 @numba.cfunc(SIGNATURE)
 def failing(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Fail from the fifth round on: by a wrong count, NaN or an exception, as state[0] says."""
+    # Fails from the fifth round on; state[0] says how: a wrong count, NaN, or an exception.
     for a in range(actions):
         scores[a] = state[1]
     if round >= 5 and state[0] == 0:
@@ -79,7 +79,7 @@ def failing(state, key, round, actions, dimension, x, w, theta, beta, gamma, sco
 
 @numba.cfunc(SIGNATURE)
 def keeps_first_context(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Score all later users by the first user's first feature, which is kept in the state."""
+    # The first user's first feature determines what all later users get.
     if state[0] == 0.0:
         state[0] = 1.0
         state[1] = x[0]
@@ -90,7 +90,7 @@ def keeps_first_context(state, key, round, actions, dimension, x, w, theta, beta
 
 @numba.cfunc(SIGNATURE)
 def reads_old_scores(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Add to whatever an earlier call left in the array of scores."""
+    # Adds to whatever an earlier call left in the array of scores.
     for a in range(actions):
         scores[a] += x[a * dimension]
     return actions
@@ -98,11 +98,9 @@ def reads_old_scores(state, key, round, actions, dimension, x, w, theta, beta, g
 
 @intrinsic
 def _memory(typing, number):
-    """Return a pointer to the float64 numbers at this address, inside compiled code."""
     pointer = numba.types.CPointer(numba.types.float64)
 
     def generate(context, builder, signature, given):
-        """Generate the code that converts the address to a pointer."""
         return builder.inttoptr(given[0], context.get_value_type(pointer))
 
     return pointer(numba.types.int64), generate
@@ -114,7 +112,7 @@ GLOBAL_ADDRESS = GLOBAL_STATE.ctypes.data
 
 @numba.cfunc(SIGNATURE)
 def keeps_state_in_memory(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Score as keeps_first_context, but with state in memory outside the arguments."""
+    # Like keeps_first_context, but with state in memory outside the arguments.
     kept = numba.carray(_memory(GLOBAL_ADDRESS), (2,))
     if kept[0] == 0.0:
         kept[0] = 1.0
@@ -126,7 +124,7 @@ def keeps_state_in_memory(state, key, round, actions, dimension, x, w, theta, be
 
 @numba.cfunc(SIGNATURE)
 def numba_random(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-    """Draw scores from numba's generator, which keeps its state between calls."""
+    # numba's generator keeps its state between calls.
     for a in range(actions):
         scores[a] = np.random.random()
     return actions
@@ -274,7 +272,6 @@ def test_thompson_draws_theta_from_its_normal_distribution():
     pointer = [t for t in function.argtypes]
 
     def as_pointer(array, position):
-        """Return a pointer to the array, of the type of this argument of the function."""
         return array.ctypes.data_as(pointer[position])
 
     beta, draws = 0.7, []
@@ -389,7 +386,6 @@ def test_every_call_receives_the_initial_state(size):
 
     @numba.cfunc(SIGNATURE)
     def counts(state, key, round, actions, dimension, x, w, theta, beta, gamma, scores):
-        """Count the calls in the state, and score by the counts."""
         state[0] += 1.0
         state[size - 1] += 2.0
         for a in range(actions):
@@ -556,7 +552,7 @@ class TestKeyed:
         z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
         return z ^ (z >> 31)
 
-    def test_draws_of_a_key_are_those_of_splitmix64(self):
+    def test_it_is_splitmix64(self):
         golden = 0x9E3779B97F4A7C15
         # The first outputs of splitmix64 from the state 1234567 (Vigna's reference code).
         for i, expected in enumerate((6457827717110365317, 3203168211198807973)):
@@ -567,12 +563,11 @@ class TestKeyed:
             key = self.mixed((key + golden) % 2**64) ^ part
         assert counter_rng.key_of(2**63 - 1, 1, 2, 3) == self.mixed((key + golden) % 2**64)
 
-    def test_draws_of_keys_and_of_places_are_uniform_and_normal(self):
+    def test_its_laws(self):
         """KS at 10^5 draws over keys and over places, false alarm 1e-4 each."""
 
         @numba.njit
         def draws_along(n, along):
-            """Return n uniforms and normals, along the places of one key or by n keys."""
             u, z = np.empty(n), np.empty(n)
             for i in range(n):
                 key = counter_rng.key_of(3, 0, 0 if along else i, 1)
