@@ -87,15 +87,15 @@ if _file:
     time.time_ns = lambda: _real_ns() + int(_shift() * 1e9)
 '''
 CORNERS = {
-    "records lost, all silos needed": "A secure sum needs every silo in every release ... a"
-    " straggler holds the release up, and a leaver ends the plan. So does a silo whose records were"
-    " lost before their report arrived. (deployment.md)",
-    "too few reports left": "records of a report are lost at so many silos that fewer than `least`"
+    "records lost, all silos needed": "A secure sum needs every silo in every release ... a silo"
+    " that leaves ends the plan. A silo that loses records before it has delivered their report"
+    " ends the plan too. (deployment.md)",
+    "too few reports left": "silos have lost the records of a report, and fewer than `least` still"
     " have one: a new plan (run-it-for-real.md)",
-    "hub and silo put back": "If a silo in the set ... was put back as well and gave its report up,"
-    " that report cannot come again, and a new plan is needed. (deployment.md)",
-    "hub and helper put back": "restore a helper only while you trust the hub, or begin a new plan;"
-    " `has opened two sets of one release`: this plan is over (run-it-for-real.md)",
+    "hub and silo restored": "If a silo ... was restored too ..., that report is lost, and a new"
+    " plan is needed. (deployment.md)",
+    "hub and helper restored": "So restore a helper only while you trust the hub, or begin a new"
+    " plan. `has opened two sets of one release`: this plan is over (run-it-for-real.md)",
 }
 
 
@@ -1005,18 +1005,18 @@ class Plan:
         if "given-up" in states and silo_back and not self.clocks:
             return "records lost, all silos needed" if self.sum else "too few reports left"
         if self.hub.restored and any(p.restored for p in self.parties if p.role == "helper"):
-            return "hub and helper put back"
+            return "hub and helper restored"
         if state == "reports-again" and silo_back:
-            return "hub and silo put back"
+            return "hub and silo restored"
         if "masks differ" in str(hub.get("ended")) and silo_back and self.hub.restored:
-            return "hub and silo put back"
+            return "hub and silo restored"
         if (
             without_record
             and state in ("too-few", "reports", "sessions", "unheard")
             and not self.clocks
         ):
             ending = "records lost, all silos needed" if self.sum else "too few reports left"
-            return ending if not self.hub.restored else "hub and silo put back"
+            return ending if not self.hub.restored else "hub and silo restored"
         return ""
 
     def finish(self, completed: bool) -> None:

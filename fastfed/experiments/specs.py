@@ -278,7 +278,7 @@ def environment_table(path: str | Path, changes: Mapping[str, Any] | None = None
 
 
 def file_or_figure(path: str | Path) -> Path:
-    """Return ``path``, or the path of a figure's spec if ``path`` is its id and no file exists."""
+    """Return ``path``; if it is no file but a figure's id, return the path of the figure's spec."""
     path = Path(path)
     return FOLDER / f"{path}.toml" if str(path) in figure_ids() and not path.exists() else path
 

@@ -309,7 +309,7 @@ def restored(deployment, name, writes, ledger=None):
     return process
 
 
-@pytest.mark.parametrize("ledger", ["kept", "put back"])
+@pytest.mark.parametrize("ledger", ["kept", "restored"])
 def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
     deployment = running()
     served(deployment, 1)
@@ -317,7 +317,7 @@ def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
     deployment.settle()
     sent = deployment.processes["hub"].party.reports[1, 0]
     fresh = None
-    if ledger == "put back":
+    if ledger == "restored":
         fresh = Ledger(":memory:")
         fresh.set_ceiling("records", 2.0, 1e-6)
     silo = restored(deployment, "silo0", backup, fresh)
@@ -330,7 +330,7 @@ def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
     assert len(silo.ledger.charges("records")) == 1
 
 
-@pytest.mark.parametrize("ledger", ["kept", "put back"])
+@pytest.mark.parametrize("ledger", ["kept", "restored"])
 def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(ledger):
     deployment = running()
     backup = list(deployment.processes["silo0"].store.writes())
@@ -338,7 +338,7 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
     deployment.settle()
     hub = deployment.processes["hub"].party
     fresh = None
-    if ledger == "put back":
+    if ledger == "restored":
         fresh = Ledger(":memory:")
         fresh.set_ceiling("records", 3.0, 1e-6)
     else:

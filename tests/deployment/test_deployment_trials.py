@@ -203,14 +203,14 @@ def test_a_silo_that_was_away_for_a_week_is_back_with_the_next_release(tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["put back", "deleted"])
+@pytest.mark.parametrize("lost", ["restored", "deleted"])
 def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
     """Silos send hub and helper the lost messages; the same sets are opened; the plan continues."""
     with site(tmp_path, monkeypatch, protocol="secure-sum", releases=4) as deployment:
         deployment.run("hub", "helper", *demo.SILOS)
         deployment.until("hub", lambda status: len(status["joined"]) == 4)
         for number in (1, 2):
-            if number == 2 and lost == "put back":
+            if number == 2 and lost == "restored":
                 deployment.end("hub", "helper")
                 for name in ("hub", "helper"):
                     demo._copy_state(deployment.home / name, deployment.home / f"{name}.old")
@@ -222,7 +222,7 @@ def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
         for name in ("hub", "helper"):
             for file in (deployment.home / name).glob(f"{folders.STATE}*"):
                 file.unlink()
-            if lost == "put back":
+            if lost == "restored":
                 for file in (deployment.home / f"{name}.old").iterdir():
                     shutil.copy(file, deployment.home / name)
         deployment.run("hub", "helper")
