@@ -41,7 +41,10 @@ _SIZES = frozenset(
 )
 
 #: Type and range of values that every field of a kind may have.
-_USUAL = {"float": (float, 1.0 / _LARGEST, _LARGEST), "int": (int, 1, MOST)}
+_USUAL: dict[str, tuple[type, float, float]] = {
+    "float": (float, 1.0 / _LARGEST, _LARGEST),
+    "int": (int, 1, MOST),
+}
 
 _KINDS = re.compile(r"\b(ndarray|float|int|bool|str)\b")
 
@@ -127,10 +130,10 @@ def check_numbers(data: Any, where: str = "") -> None:
 
 
 def _is_usual(value: Any, field: _Field) -> bool:
-    """Return whether a value fits its field by a fast test, which most values of a plan pass."""
-    if field.kind not in _USUAL or field.length is not None:
+    """Return True if a fast test shows that a value fits its field; most values pass this test."""
+    if field.kind not in _USUAL or field.length is not None or field.depth > 1:
         return False
-    if field.depth != (type(value) is tuple):
+    if (field.depth == 1) != (type(value) is tuple):
         return False
     kind, least, most = _USUAL[field.kind]
     allows_zero = field.name not in _SIZES
