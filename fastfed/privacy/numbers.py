@@ -41,7 +41,7 @@ _SIZES = frozenset(
 )
 
 #: Type and range of values that every field of a kind may have.
-_USUAL: dict[str, tuple[type, float, float]] = {
+_USUAL: dict[str, tuple[Any, float, float]] = {
     "float": (float, 1.0 / _LARGEST, _LARGEST),
     "int": (int, 1, MOST),
 }
