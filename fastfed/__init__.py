@@ -81,7 +81,7 @@ _SUBMODULES = (
     "simulation",
 )
 
-# Type checkers must not see it: to them every name would be there, with type Any.
+# Type checkers must not see this function, or they would accept every name, with type Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

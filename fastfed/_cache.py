@@ -51,7 +51,7 @@ MAX_TOTAL_BYTES, MAX_FILE_BYTES, MAX_FILES = 2**27, 20 * 2**20, 4096
 WRITES_PER_PRUNE = 256
 #: A temporary file is deleted after this many seconds: its process was killed.
 ABANDONED_SECONDS = 3600.0
-#: Number of results of one function that are held in memory. Arrays are not: they may be large.
+#: Number of results of one function that are held in memory. Results with arrays are not held.
 MAX_IN_MEMORY = 512
 
 # ---- The user's cache folder ---------------------------------------------------------------------
@@ -207,7 +207,7 @@ def _digest_of_file(path: Path | str) -> str:
 def _version() -> list[Any]:
     """Return digests and versions of all that results depend on besides their arguments.
 
-    This is shared code of the package, libraries, and the processor.
+    They cover shared code of the package, libraries, and the processor.
 
     Raises OSError if some of the code cannot be read.
     """

@@ -34,8 +34,8 @@ TRUE, FALSE = frozenset({"true", "t", "yes", "y"}), frozenset({"false", "f", "no
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 #: A whole number with an empty fraction, as programs write codes that they took for numbers.
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*", re.ASCII)
-#: A number as spreadsheets write one of more than 11 digits, which loses the last digits, and as
-#: Python writes a float of more than 16 digits.
+#: The form in which spreadsheets write numbers of more than 11 digits, whose last digits are lost,
+#: and in which Python writes floats of more than 16 digits.
 _ROUNDED = re.compile(r"[+-]?[0-9](\.[0-9]+)?(E\+[0-9]+|e\+(1[6-9]|[2-9][0-9]|[1-9][0-9]{2}))")
 #: Whole numbers of this size and more may share a float64.
 _INEXACT = 2.0**53
@@ -111,8 +111,8 @@ def plain_name(name: str, value: Any) -> str:
     Raises
     ------
     InputError
-        If the number was rounded, so that several persons may have it. The message never has the
-        value.
+        If the number was rounded, so that several persons may have it. The message never contains
+        the value.
     """
     if isinstance(value, float | np.floating) and abs(float(value)) >= _INEXACT:
         raise InputError(

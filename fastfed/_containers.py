@@ -1,4 +1,4 @@
-"""What a file is: its compression and kind, told by its first bytes, and the cells of a CSV file.
+"""The compression and kind of a file, found from its first bytes, and the cells of a CSV file.
 
 Simulations and silos read tables by these functions. Names of files do not matter, since browsers
 and mail programs change them; but a name that ends in .gz promises gzip.
@@ -24,7 +24,7 @@ from fastfed._validate import InputError
 
 #: Delimiters of a CSV file, most common first.
 DELIMITERS = ",;\t|"
-#: Number of records that must have as many cells as the header, if several delimiters are in it.
+#: Number of records that must have as many cells as the header, if it has several delimiters.
 _RECORDS_TRIED = 50
 #: Largest number of characters in which the end of the header is looked for.
 _MAX_HEADER_CHARACTERS = 1 << 20

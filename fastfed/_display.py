@@ -64,7 +64,7 @@ class Displayed:
 
 
 class Located:
-    """Mixin whose error for an attribute or key that does not exist says where its value is.
+    """Mixin whose error for a missing attribute or key names the expression that reads the value.
 
     A class that has it implements `where_is`.
     """
@@ -74,7 +74,7 @@ class Located:
     def where_is(self, name: str) -> str:
         """Return the expression that reads attribute ``name``; "" if it is unknown.
 
-        It is for attributes that this class does not have, but an object inside of it.
+        Such an attribute is one that this object does not have, but an object inside of it has.
         """
         raise NotImplementedError
 

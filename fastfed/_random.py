@@ -324,7 +324,7 @@ class SummedNoise(SeededNoise):
     """
 
     def _normals(self, silo: int, node: int, dimension: int) -> np.ndarray:
-        """Draw the standard normals of a node, as the sum over ``silo`` silos has them."""
+        """Draw the standard normals of a node's noise in the sum over ``silo`` silos."""
         return rng.sum_normals(self.seed, self.replicate, silo, node, dimension)
 
 

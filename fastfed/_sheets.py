@@ -107,16 +107,16 @@ def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
             "pip install 'fastfed[excel]', or save the table as CSV (UTF-8)"
         ) from None
     try:
-        values = _cells(openpyxl, data, name, sheet, formulas=False)
-        if any(cell is None for _, cells in values[1] for cell in cells):
+        titles, rows = _cells(openpyxl, data, name, sheet, formulas=False)
+        if any(cell is None for _, cells in rows for cell in cells):
             # A formula has no value if the program that wrote the file did not compute it.
-            for where, cells in _cells(openpyxl, data, name, sheet, formulas=True)[1]:
-                computed = dict(values[1]).get(where, ())
+            for number, cells in _cells(openpyxl, data, name, sheet, formulas=True)[1]:
+                computed = dict(rows).get(number, ())
                 for column, cell in enumerate(cells):
                     is_formula = isinstance(cell, str) and cell.startswith("=")
                     if is_formula and (column >= len(computed) or computed[column] is None):
                         raise InputError(
-                            f"{name}, row {where}: a formula has no value: open the file in a "
+                            f"{name}, row {number}: a formula has no value: open the file in a "
                             "spreadsheet program and save it, or save the table as CSV (UTF-8)"
                         )
     except InputError:
@@ -126,7 +126,6 @@ def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
             f"{name} must be a whole Excel file, got damage ({type(error).__name__}): copy it "
             "again, or save the table as CSV (UTF-8)"
         ) from None
-    titles, rows = values
     chosen = titles[0] if sheet is None else sheet
     if not rows:
         raise InputError(f"{name}: sheet {show(chosen)} must hold a table, it is empty")
@@ -196,13 +195,15 @@ def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
         with open(path, "rb") as file:
             on_disk = file.read(len(MAGIC)) == MAGIC
         with closing(copied(path) if on_disk else _unpacked(data)) as database:
-            # A file that was cut may be read as one of fewer rows.
+            # SQLite may read a truncated file as one with fewer rows.
             if database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
                 raise sqlite3.DatabaseError
             query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
-            every = [row[0] for row in database.execute(query)]
+            all_tables = [row[0] for row in database.execute(query)]
             tables = [
-                table_name for table_name in every if not table_name.lower().startswith("sqlite_")
+                table_name
+                for table_name in all_tables
+                if not table_name.lower().startswith("sqlite_")
             ]
             if table is None and len(tables) != 1:
                 content = f"{len(tables)}: {', '.join(tables[:20])}" if tables else "none"

@@ -107,9 +107,13 @@ OTHER_WORDS = {
 
 def unknown_argument(word: str, options: Iterable[str]) -> str:
     """Return the error message for an unknown argument, with fastfed's name for it if known."""
-    ours = OTHER_WORDS.get(word)
+    fastfed_name = OTHER_WORDS.get(word)
     names = list(options)
-    hint = f"; here it is called {ours}" if ours in names else listed(word, names, "there are")
+    hint = (
+        f"; here it is called {fastfed_name}"
+        if fastfed_name in names
+        else listed(word, names, "there are")
+    )
     return f'unknown argument "{word}"{hint}'
 
 
@@ -127,7 +131,7 @@ _KEYS_BY_PLACE = {
 
 
 def misplaced(key: str) -> str:
-    """Return where a spec has this key, as the end of a message that refuses it; "" if nowhere."""
+    """Return where this key belongs in a spec, as the end of an error message; "" if nowhere."""
     return next((f": it is {place}" for place, keys in _KEYS_BY_PLACE.items() if key in keys), "")
 
 
@@ -137,7 +141,7 @@ T = TypeVar("T")
 
 
 def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a public function: a call that does not fit its signature is answered by an example.
+    """Decorate a public function: errors of calls that do not fit its signature show an example.
 
     Python's TypeError is raised again, with the argument that an unknown keyword may mean, or else
     with ``example``.
@@ -162,7 +166,7 @@ def with_example(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def constructed(example: str) -> Callable[[type[T]], type[T]]:
-    """Decorate a class: a call of it that does not fit its fields is answered by an example."""
+    """Decorate a class: errors of calls that do not fit its fields show an example."""
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__init__ = with_example(example)(cls.__init__)  # type: ignore[method-assign]
@@ -171,8 +175,8 @@ def constructed(example: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
-#: Words for parties, protocols and tables, and the values that they may mean: the first that is an
-#: option.
+#: Words for parties, protocols and tables, and the values that each may mean. `nearest` suggests
+#: the first value that is an option.
 _VALUES_BY_WORD = {
     **dict.fromkeys(("server", "trusted", "trusted-server", "trusted-curator"), ("central",)),
     **dict.fromkeys(("local", "silo", "ldp"), ("silo-ldp",)),
@@ -260,7 +264,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return value as a finite float; raise InputError if it is none, or outside the bounds."""
+    """Return value as a finite float; raise InputError if it is no number or out of bounds."""
     kinds = (int, float, np.integer, np.floating, Decimal, Fraction)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise InputError(f"{name} must be a number, got {show(value)}{unquoted(value)}")
@@ -373,7 +377,7 @@ def plain(value: Any) -> Any:
 def integer(
     name: str, value: object, *, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """Return value as an int; raise InputError if it is none, or outside the bounds.
+    """Return value as an int; raise InputError if it is no integer or out of bounds.
 
     2.0 and True are not integers.
     """
@@ -420,7 +424,7 @@ def axes(name: str, value: Any) -> int:
 
 
 def unmasked(name: str, value: Any) -> Any:
-    """Return value, for a masked array its data; raise InputError if some values are masked."""
+    """Return value, or the data of a masked array; raise InputError if some values are masked."""
     if not isinstance(value, np.ma.MaskedArray):
         return value
     count = int(np.ma.count_masked(value))
@@ -455,7 +459,7 @@ def _no_array(name: str, value: object, error: Exception) -> InputError:
 
 
 def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
-    """Return value as an aligned C-contiguous array of dtype; raise InputError if it is none."""
+    """Convert value to an aligned C-contiguous array of dtype; raise InputError if this fails."""
     value = unmasked(name, value)
     try:
         if type(value) is list and (result := np.asarray(value)).dtype == dtype == np.float64:

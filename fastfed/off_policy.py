@@ -184,8 +184,8 @@ def inverse_propensity(
     propensities : array_like, shape (n,)
         The logging policy's probability of the logged action, in (0, 1].
     policy : array_like, shape (n, K)
-        The evaluated policy's probability of each action; rows sum to 1. Sums that differ by the
-        rounding of six decimals are divided out.
+        The evaluated policy's probability of each action; rows sum to 1. If probabilities rounded
+        to four decimals make a sum differ from 1 by more than 1e-6, its row is divided by it.
     confidence : float
         Two-sided confidence level of the intervals.
     largest_reward : float, optional

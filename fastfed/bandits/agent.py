@@ -134,7 +134,7 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
         return Budget(self.epsilon, self.delta, self.relation)
 
     def participations(self, batches: int) -> int:
-        """Return in how many of ``batches`` batches one user may take part."""
+        """Return the number of batches, out of ``batches``, in which one user may take part."""
         return batches_of_user(self.returning, batches)
 
 
@@ -169,7 +169,7 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 
 
 def bits_ratio(config: PrivateAgentConfig) -> float:
-    """Return the default ratio of the noise stds in covariance and bias, if users send bits."""
+    """Return the default std of covariance noise divided by that of bias noise, for noise bits."""
     return DIRECT_RATIO if config.radius == "direct" and config.calibration == "exact" else 1.0
 
 

@@ -6,8 +6,8 @@ each (docs/arms.md), and a private release adds noise to K counts and K sums.
 
 Between two synchronisations, all users of a lazy federation would get the same arm, because all
 have the same actions and nothing is learned. So with a sieve, arms that pass it are ranked by a
-random draw in each round: the estimate plus m' times the bonus times a standard normal. The proven
-regret bound holds whichever of these arms is chosen.
+random draw in each round: the estimate plus m' times the bonus times a standard normal, with m' of
+`Config.ranking`. The proven regret bound holds whichever of these arms is chosen.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ COUPLING_SHARE = 0.01
 #: Largest number of releases of secure sums, whose factor is stored as Python integers.
 MAX_MASKED_RELEASES = 1024
 #: Limits in the choice of the default release type. They are part of what a spec means: results
-#: that are stored for a spec without the key `release` belong to the choice of these limits.
+#: that are stored for a spec without the key `release` are valid for these limits only.
 #: MAX_OPTIMISED: largest number of releases for which a factor is optimised. MAX_KEPT: largest
 #: number of releases whose noise vectors are all stored (time and memory are quadratic).
 #: MAX_KEPT_NUMBERS: largest number of stored noise values in one replicate.
@@ -75,9 +75,10 @@ NOISE_WEIGHT = 8.0
 
 
 class Mechanism(TypingProtocol):
-    """Interface of a calibrated mechanism: what it states about a plan.
+    """Interface of a calibrated mechanism: its budget, source and conditions.
 
-    The exact epsilon is not taken from here. It is computed from the numbers in the plan.
+    The certificate's exact epsilon does not come from the mechanism. It is computed from the
+    numbers in the plan.
     """
 
     @property
@@ -114,7 +115,7 @@ class Noise:
     silo_epsilon : tuple of float, optional
         The epsilon of each silo.
     silo_delta : tuple of float, optional
-        The delta of each silo, if these differ.
+        The delta of each silo, if the deltas differ.
     factor : Factor, optional
         The factorisation of the prefix sums, for release type "factorised".
     secure : SecureSum, optional
@@ -289,7 +290,7 @@ def check_saturation(config: Any) -> None:
         raise InputError(f'saturation needs release "factorised", got "{config.release}"')
 
 
-#: A prefix sum is useful from about this many times d standard deviations of its noise on.
+#: A prefix sum is useful once it has about this many times d rows per standard deviation of noise.
 SATURATION = 10.0
 
 
@@ -330,8 +331,8 @@ def with_saturation(
     -------
     PrivateConfig or JointConfig
         n0 is `useful_rounds`. It is 0 if the action with the largest upper confidence bound is
-        chosen, if the noise is not exact or has no factor, or if users take part in several
-        batches.
+        chosen, if the calibration is not "exact", if the release type has no factor, or if users
+        take part in several batches.
     """
     if config.saturation is not None:
         return config
@@ -346,7 +347,7 @@ def with_saturation(
 def with_release(config: Any, release: str) -> Any:
     """Return the config with this release type.
 
-    Its ``saturation`` is set to 0 unless the type is "factorised", which alone uses it.
+    Its ``saturation`` is set to 0 unless the type is "factorised", the only one that uses it.
     """
     saturation = config.saturation if release == "factorised" else 0.0
     return msgspec.structs.replace(config, release=release, saturation=saturation)
@@ -571,7 +572,7 @@ def count_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
 
 
 def _noise_of_flips(mechanism: UserBits, schedule: Schedule) -> Noise:
-    """Return the noise of a curve whose users flip bits: none is added to sums."""
+    """Return the noise of a curve whose users flip bits. No noise is added to sums."""
     distribution = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
     return Noise(mechanism, distribution, flips=mechanism.flips)
 
@@ -655,7 +656,7 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
     """Calibrate the noise of silos with different epsilons (zhou-chowdhury-2024, Definition 2.1).
 
     The silo with the largest epsilon has the least noise. The noise of each silo is stored as a
-    multiple of it.
+    multiple of this least noise.
     """
     budgets = config.silo_epsilon
     if config.returning != 1:
@@ -674,12 +675,12 @@ def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noi
         )
         for epsilon in dict.fromkeys(budgets)
     }
-    weakest = noise_by_epsilon[max(budgets)]
-    unit = weakest.std.bias or 1.0  # no noise without a release
+    least_noise = noise_by_epsilon[max(budgets)]
+    unit = least_noise.std.bias or 1.0  # no noise without a release
     scales = tuple((noise_by_epsilon[e].std.bias or 1.0) / unit for e in budgets)
     return replace(
-        weakest,
-        distribution=replace(weakest.distribution, noises=sum(f * f for f in scales)),
+        least_noise,
+        distribution=replace(least_noise.distribution, noises=sum(f * f for f in scales)),
         silo_noise=scales,
         silo_epsilon=tuple(float(epsilon) for epsilon in budgets),
     )

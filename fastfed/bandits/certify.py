@@ -107,7 +107,7 @@ UNIT_VECTORS_TEXT = "every feature vector is the unit vector of an arm (the code
 DELAYS_CONDITION = Condition(
     "when a reward arrives does not depend on data (each delay is drawn)", True
 )
-#: Condition of silos with their own clocks: each silo's stream is that of fixed rounds.
+#: Condition of silos with their own clocks: as with fixed rounds, reports do not depend on data.
 CLOCKS_CONDITION = Condition(
     "when a silo reports does not depend on contexts or rewards (its clock is public)", True
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Largest number of silos times ticks; the clocks take a few bytes for each.
 MAX_TICKS = 2**27
-#: The same for a plan file, which each party reads whenever it starts.
+#: Largest number of silos times ticks in a plan file, which each party reads whenever it starts.
 MAX_DEPLOYED_TICKS = 2**24
 
 
@@ -32,14 +32,14 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Parameters
     ----------
     rates : tuple of float, optional
-        Users in a tick of silo 0, 1, ..., each above 0 and at most 1. Further silos have rate 1.
+        Users per tick of silo 0, 1, ..., each above 0 and at most 1. Further silos have rate 1.
     asleep : tuple of tuple of int, optional
-        Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing;
-        (silo, first tick) is for good.
+        Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing. An
+        interval (silo, first tick) has no end.
     by : {"users", "ticks"}
         The batch keys count the users of a silo, or ticks.
     wait : bool, default False
-        True if nobody closes a batch before all silos can.
+        True if no silo closes a batch before all silos can.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def check_private_clock(config: PrivateConfig) -> None:
 
 
 def refuse_clock(clock: object) -> None:
-    """Raise InputError for step objects with the key ``clock``, unless it is None."""
+    """Raise InputError if the key ``clock`` is given for step objects, which have no clock."""
     if clock is not None:
         raise InputError(
             "clock is a key of simulations and of plan files (`fastfed deploy new`): a program "
@@ -205,8 +205,8 @@ def clocks_of(config: ClockConfig, problem: ProblemSpec) -> Clocks | None:
 def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
     """Return the schedule of the noise of a curve: one release for each report of a silo.
 
-    Without a clock all silos report together. With a clock it has as many releases as the silo with
-    the most reports.
+    Without a clock all silos report together. With a clock the schedule has as many releases as the
+    silo with the most reports has reports.
 
     Parameters
     ----------

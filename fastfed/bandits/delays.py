@@ -40,7 +40,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rounds : int, optional
         The delay of every reward, for "constant".
     low, high : int, optional
-        The least and the largest delay, for "uniform"; each integer between them is as likely.
+        The least and the largest delay, for "uniform". All integers in low..high are as likely.
     mean : float, optional
         The mean delay, for "geometric": P(delay = k) = p (1 - p)^k with p = 1 / (1 + mean).
     deadline : int, optional
@@ -84,7 +84,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def arrivals(self, horizon: int) -> np.ndarray:
         """Return 2^53 times P(delay <= k) for k = 0, 1, ..., below the horizon.
 
-        Larger delays than the last k are lost or arrive after the horizon. The probabilities are
+        Rewards with a delay above the last k are lost or arrive after the horizon. The values are
         integers in float64, see `DelayedPlan.arrivals`.
         """
         longest = horizon - 1 if self.deadline is None else min(self.deadline, horizon - 1)
@@ -143,7 +143,7 @@ def check_private_delay(config: PrivateConfig) -> None:
 
 
 def refuse_delay(delay: object) -> None:
-    """Raise InputError for a deployment with the key ``delay``, unless it is None."""
+    """Raise InputError if the key ``delay`` is given for a deployment."""
     if delay is not None:
         raise InputError(
             "delay is a key of simulations: in a deployment a reward enters when it becomes known, "

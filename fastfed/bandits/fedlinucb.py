@@ -105,7 +105,7 @@ MESSAGES = ("aggregate", "individual")
 #: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
 SUMMED_NOISE_PROTOCOLS = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
-#: minimises the bound on ||N theta* - h|| in any dimension, and reduces that on ||N|| by a quarter.
+#: minimises the bound on ||N theta* - h|| in any dimension. It reduces the bound on ||N|| by 1/4.
 DIRECT_RATIO = 0.7
 #: "shuffle-vector": default growth factor of batches, since its noise grows with their number.
 SHUFFLED_BATCH_RATIO = 1.5
@@ -451,7 +451,7 @@ def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
     rounds = math.ceil(users_for(budget, int(FLIP_UNITS * COUNTED_FLIPS)) / problem.silos)
     least_rounds, most_rounds = (
-        math.ceil(problem.horizon / part) for part in (500, 20 * problem.dimension)
+        math.ceil(problem.horizon / divisor) for divisor in (500, 20 * problem.dimension)
     )
     return min(max(rounds, least_rounds), most_rounds)
 

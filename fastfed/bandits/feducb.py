@@ -539,8 +539,8 @@ def _noise_of_plan(
     if config.schedule == "fixed":
         distribution = NoiseDistribution(std, problem.silos, mechanism.variance_factors)
     else:
-        # The noise of a release depends on its number, which depends on data here. Bound each by
-        # the release with the most tree nodes.
+        # The noise of a release depends on its number, which depends on data here. Bound the noise
+        # of each release by that of the release with the most tree nodes.
         max_nodes = max_prefix_nodes(mechanism.releases)
         distribution = NoiseDistribution(
             std, problem.silos, np.array([0.0, max_nodes]), counted=mechanism.releases

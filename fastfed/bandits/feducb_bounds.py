@@ -146,7 +146,7 @@ def bias_bound(trees: Trees, epsilon: float) -> float:
 
 
 def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
-    """Return Lambda for Gaussian noise of any std, which is not in the paper.
+    """Return Lambda for Gaussian noise of any std. This bound is not in the paper.
 
     Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))), where p is the largest number of
     nodes in a prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm
@@ -161,7 +161,7 @@ def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
 
 
 def bias_bound_from_std(trees: Trees, noise_std: float, rho_min: float) -> float:
-    """Return kappa for Gaussian noise of any std, which is not in the paper.
+    """Return kappa for Gaussian noise of any std. This bound is not in the paper.
 
     kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), with p as in
     `noise_bound_from_std`. Proven if H >= rho_min I, rho_min > 0: with probability 1 - alpha/4 the

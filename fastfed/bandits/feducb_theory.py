@@ -288,8 +288,8 @@ def centralised_bound_curves(
 ) -> dict[str, list[float]]:
     """Compute bounds on regret and on synchronisations at each of ``rounds``, as lists by name.
 
-    The bound on regret is the sum of two terms in the proof of Theorem 1. That on synchronisations
-    is Proposition 1, as printed in the appendix.
+    The bound on regret is the sum of two terms in the proof of Theorem 1. The bound on
+    synchronisations is Proposition 1, as printed in the appendix.
     """
     radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     sizes = [sizes_of(problem, numbers, int(t)) for t in rounds]

@@ -180,7 +180,7 @@ class Estimate:
 class FixedEstimate(Estimate):
     """An estimate for one fixed set of actions, which `FixedModel` keeps up to date.
 
-    It has the scores of these actions only: `w` and `theta` stay as they were at first.
+    It scores these actions only. It does not update `w` and `theta`.
 
     Parameters
     ----------
@@ -274,7 +274,10 @@ class Acting:
         self._estimate = self._for_fixed_set(self._estimate)
 
     def _for_fixed_set(self, estimate: Estimate) -> Estimate:
-        """Return an estimate that knows the fixed set of actions; without one, ``estimate``."""
+        """Return a `FixedEstimate` that starts from ``estimate`` if the actions never change.
+
+        Otherwise return ``estimate`` itself.
+        """
         if self._fixed_rows is None:
             return estimate
         clip = self.plan.clip
@@ -308,7 +311,7 @@ class Acting:
         if rows < 15:
             self._inverse = 1.0 / radius.anchor  # V is at least anchor I.
         elif rows & (rows + 1) == 0 and rows.bit_length() % 2 == 0:
-            # V grows, so a bound on V^-1 stays one. It is computed in rounds 16, 64, 256, ...
+            # V grows, so a bound on V^-1 stays valid. It is computed in rounds 16, 64, 256, ...
             self._inverse = self._estimate.inverse_norm()
             if self._inverse == np.inf:
                 self._inverse = 1.0 / radius.anchor

@@ -202,8 +202,8 @@ def proposition_f_3(setting: BoundSetting) -> float:
 
 # ---- Batch rules ---------------------------------------------------------------------------------
 
-# For each rule that balances two terms: the exponent a of the total noise as a function of B, B^-a,
-# and a function of T, d and delta that returns epsilon times this noise at B = 1.
+# For each rule that balances two terms: the exponent a, if the total noise is proportional to B^-a,
+# and a function of T, d and delta that returns epsilon times the total noise at B = 1.
 _BALANCED: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
     "B.2": (0.5, lambda t, d, delta: math.sqrt(t * _ln(t, delta) * _ln(2, delta))),
     "B.3": (0.0, lambda t, d, delta: math.sqrt(t * _ln(1, delta))),

@@ -28,7 +28,8 @@ from fastfed.protocols.plan import NoiseStd
 
 # ---- The noise of each release -------------------------------------------------------------------
 
-#: Share of the failure probability for rounding, which is small and gains little from a larger one.
+#: Share of the failure probability for rounding errors. They are small, so a larger share gains
+#: little.
 ROUNDING_SHARE = 0.1
 
 
@@ -281,8 +282,8 @@ def of_views(
     variances = np.zeros(len(reports))
     squares = [f * f for f in scales] or [1.0] * reports.shape[1]
     for view, counts in enumerate(reports.tolist()):
-        # Add up squares by number of reports first. If all silos report together, the product has
-        # the bits of that for releases.
+        # Add up squares by number of reports first. If all silos report together, the result then
+        # has the same bits as ``noises * variances[k]`` of a release.
         squares_by_count: dict[int, float] = {}
         for count, square in zip(counts, squares, strict=True):
             squares_by_count[count] = squares_by_count.get(count, 0.0) + square
@@ -326,8 +327,8 @@ def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
         + [d odd] phi_{d-1}(x) / int phi_{d-1}.
     """
     d = dimension
-    largest_node = math.sqrt(2.0 * d) + 18.0
-    x = np.arange(0.0, largest_node, EIGENVALUE_STEP)
+    grid_end = math.sqrt(2.0 * d) + 18.0
+    x = np.arange(0.0, grid_end, EIGENVALUE_STEP)
     # The recurrence computes phi_k e^-log_scale, because phi_0 underflows for large x.
     log_scale = -0.5 * x * x
     previous, phi = np.zeros_like(x), np.full_like(x, math.pi**-0.25)
@@ -503,8 +504,7 @@ def batch_distribution(
 ) -> NoiseDistribution:
     """Return the distribution of the noise in releases that add up the vector sums of batches.
 
-    All batches have the same size. ``probability`` is that with which the coupling of bits to
-    normals may fail.
+    All batches have the same size. The coupling of bits to normals may fail with ``probability``.
     """
     node = Node(batches.batch_size, batches.trials, batches.g)
     node_counts = np.arange(releases + 1.0)[:, None]
@@ -514,8 +514,7 @@ def batch_distribution(
 def batches_distribution(batches: list[VectorBatches], probability: float) -> NoiseDistribution:
     """Return the distribution of the noise in releases that add up the vector sums of batches.
 
-    Batches may differ in size. ``probability`` is that with which the coupling of bits to normals
-    may fail.
+    Batches may differ in size. The coupling of bits to normals may fail with ``probability``.
     """
     nodes = [Node(batch.batch_size, batch.trials, batch.g) for batch in batches]
     node_counts = np.tri(len(batches) + 1, len(batches), -1)
@@ -547,7 +546,7 @@ def _sum_distribution(
     """Return the distribution of the noise in releases that are sums of nodes.
 
     Release k is the sum of ``node_counts[k, j]`` nodes j. A node has ``coordinates`` entries.
-    ``probability`` is that with which the coupling of bits to normals may fail.
+    The coupling of bits to normals may fail with ``probability``.
 
     The noise of an entry of a node is (Bin(N, 1/4) - N / 4 + rounding) / g, with N and g of `Node`.
     The binomial is coupled to a standard normal Z, of which it is a monotone function. It differs
@@ -629,7 +628,7 @@ def coupling(trials: int, probability: float) -> float:
     can be computed from X and a uniform number.) Let a < b be neighbours in a grid, and x(k) =
     Phi^-1(F(k)). If x(a) < Z <= x(b), X is in a + 1..b, so the difference is between
     a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). With at most the given probability Z is
-    outside of the grid or of its reach.
+    outside of the grid, or |Z| exceeds ``z_limit``.
 
     The incomplete beta function has nine correct digits where it is used, so its error is below
     1e-4 bits. With SciPy before 1.17 this holds up to 10^9 bits. For more bits, relative errors of

@@ -297,9 +297,9 @@ def with_own_rounds(
     variances: np.ndarray | None = None,
     noises: float = 0.0,
 ) -> tuple[Plan, Theory]:
-    """Add local rounds to a plan, as the key ``share`` of the curve asks.
+    """Add local rounds to a plan, as the curve's key ``share`` states.
 
-    In a local round a silo chooses by its own raw data, and nothing of it is released.
+    In a local round a silo chooses from its raw data, and nothing of the round is released.
 
     Parameters
     ----------
@@ -472,7 +472,7 @@ class OwnBelief:
         self._sent = np.zeros(plan.statistic_size)
         self.w, self.theta = np.zeros((d, d)), np.zeros(d)
         self.weights = np.zeros(len(own.spreads))
-        # LinUCB's model, which says what passes the sieve, and the largest mean reward.
+        # The LinUCB model that decides which actions pass the sieve, and the largest mean reward.
         self._local = OwnBound(own, plan) if own.sieve_width else None
         self._limit = plan.reward_limit
         if own.mixed:
@@ -499,7 +499,8 @@ class OwnBelief:
         """Return a new memory that includes the features x and the reward y of a round.
 
         They enter the raw sums. They enter the posterior only if the round is local (``own``), or
-        if local and shared rounds alternate, since no other round reads the posterior.
+        if local and shared rounds alternate. Otherwise the posterior is first read after the last
+        release, at which it is recomputed from the raw sums.
         """
         memory = self._copy()
         if self._local is not None:

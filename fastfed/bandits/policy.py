@@ -131,7 +131,7 @@ class LinUCB(Located):
         for name in others:
             raise TypeError(f"LinUCB: {unknown_argument(name, _PARAMETERS)}")
         self.dimension = integer("dimension", dimension, at_least=1)
-        # Memory is asked for only where it matters, since the answer takes time.
+        # Query the available memory only for large dimensions, because the query takes time.
         needed_bytes, limit_bytes = _bytes_of(self.dimension), None
         if needed_bytes > 10**9:
             limit_bytes = available()
@@ -166,13 +166,13 @@ class LinUCB(Located):
         self._chosen: np.ndarray | None = None
 
     def where_is(self, name: str) -> str:
-        """Return the call that other libraries give this name; empty for other names."""
-        ours = {
+        """Return the call for a method that other libraries name ``name``; "" for other names."""
+        calls_by_name = {
             **dict.fromkeys(("choose", "act", "recommend", "pull"), "agent.select(actions)"),
             **dict.fromkeys(("update", "learn"), "agent.observe(reward)"),
             **dict.fromkeys(("predict_expectations", "predict_proba"), "agent.scores(actions)"),
         }
-        return ours.get(name, "")
+        return calls_by_name.get(name, "")
 
     # ---- parameters, by the protocol of scikit-learn ---------------------------------------------
 

@@ -33,15 +33,15 @@ class ProblemSpec:
     linear : bool, default True
         True if the expected reward is <x, theta*> with ||theta*|| <= 1 and ||x|| <= 1.
     linear_by_silo : bool, default False
-        True if this holds at each silo with a different theta*. This suffices for silos that never
-        synchronise, and follows from ``linear``.
+        True if the expected reward has this form at each silo, where theta* may differ between
+        silos. This suffices for silos that never synchronise, and follows from ``linear``.
     features_bounded : bool, default True
         True if ||x|| <= 1 before any clipping.
     intercept : float, optional
         kappa, if the last feature of every action is the constant 1 / sqrt(2 kappa) and all other
         features have norm at most 1 / sqrt 2.
     multiplicity : int, default 1
-        How often one record can be served at most.
+        The largest number of times that one record can be served.
     notes : tuple of str
         Caveats about the data, for the certificate.
     conditions : tuple of Condition

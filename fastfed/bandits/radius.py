@@ -29,8 +29,8 @@ REGULARIZERS = ("from-noise", "published-code")
 
 #: c of the direct radius, as a share of the largest ||N||. The proof holds for any positive value.
 ANCHOR_SHARE = 0.1
-#: The smallest eigenvalue of V from which on lambda may be lowered, in units of ||N|| + c. The
-#: proof holds for any positive value.
+#: lambda may be lowered once the smallest eigenvalue of V is at least this many times ||N|| + c.
+#: The proof holds for any positive value.
 FLOOR = 1.0
 
 
@@ -553,8 +553,8 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
     Raises
     ------
     InputError
-        If no regret bound covers the plan, other than its conditions: for any other radius, or
-        batches whose ends depend on data.
+        If the proof does not cover this kind of plan: for any other radius, updates that are not
+        lazy, or batches whose ends depend on data. The theory's conditions are not checked.
 
     Notes
     -----

@@ -142,12 +142,14 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
     """Build the system of one robin curve: its plan, certificate and bounds."""
     clip = config.bounds(published=config.radius == "published-code")
-    local, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
+    local_plan, theory = assemble(
+        config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip
+    )
     phases = phases_of(problem.horizon)
-    first = initial_phase_count(config, problem)
+    initial_count = initial_phase_count(config, problem)
     shares = not config.memory or sharing_pays(problem, config.epsilon or 0.0)
     protocol = PRIVATE_MEAN if config.private else PLAIN_MEAN
-    plan = PhasePlan(local, min(first, phases) if shares else phases, protocol)
+    plan = PhasePlan(local_plan, min(initial_count, phases) if shares else phases, protocol)
     if not config.private:
         claim = Claim(source="huang-2023, Algorithm 1", caveats=theory.caveats)
         plan = sealed(replace(plan, privacy=claim))

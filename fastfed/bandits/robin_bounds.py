@@ -208,8 +208,8 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
     inside -= math.log(c_1) + math.log(log_all) / 2
     range_works = 8.0 * math.sqrt(6.0 * d * log_delta) * epsilon_ratio / epsilon * inside
     greedy_works = 32.0 * math.ldexp(c_0 * c_2 / spread, -u) * (c_0 * c_2 / spread)
-    needed_users = max(range_works, greedy_works)
-    return Estimation(p, u, epsilon / epsilon_ratio, delta / (2 * p), c_1, c_2, needed_users)
+    silos_needed = max(range_works, greedy_works)
+    return Estimation(p, u, epsilon / epsilon_ratio, delta / (2 * p), c_1, c_2, silos_needed)
 
 
 # ---- Lower bounds, trusted server: Theorems 4.2 and 4.5 ------------------------------------------

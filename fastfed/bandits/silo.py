@@ -54,8 +54,8 @@ class Silo(Acting, Once):
     ``receive``.
 
     Some plans have a trigger, which decides from the data when silos synchronise. The first silo
-    that is ``due`` then notifies all other silos. Each of these calls ``ask()``, which makes it
-    due as well.
+    that is ``due`` then notifies all other silos. Each of them calls ``ask()``, after which its
+    own report is due as well.
 
     In some plans users send their messages themselves (``User``). The silo is then an agent that
     only acts: ``served()`` replaces ``observe``, and there is no report.
@@ -304,11 +304,11 @@ class Silo(Acting, Once):
             raise InputError(
                 f"actions must be the actions (K, d) of each user, got {show(actions)}"
             )
-        last_round = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
+        batch_end = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
         # With no round remaining, let `select` refuse a single user: it says what is due.
-        if len(actions) > max(last_round - self.round, 1):
+        if len(actions) > max(batch_end - self.round, 1):
             raise InputError(
-                f"select_many can choose for {last_round - self.round} users before the next "
+                f"select_many can choose for {batch_end - self.round} users before the next "
                 f"report or the plan's end, got {len(actions)}"
             )
         index, chosen_rows, start = np.empty(len(actions), np.int64), [], self.round

@@ -87,15 +87,15 @@ class Algorithm(_system.Algorithm):
         """
         system: System = super().make_checked(config, problem)
         is_arms = getattr(system.plan, "arms", False)
-        if is_arms and (with_drawn_noise := with_draws(system, problem)) is not system:
-            return with_drawn_noise
+        if is_arms and (system_with_draws := with_draws(system, problem)) is not system:
+            return system_with_draws
         score = getattr(config, "score", UCB)
         plan_score = getattr(system.plan, "score", None)
         # The algorithm may have put a score function into the plan without the key `score`.
         if score == UCB and plan_score is not None:
             score = getattr(plan_score.function, "__name__", "its own")
             if getattr(config, "sieve", None) is None:
-                # The default sieve is for the score "ucb". The algorithm's score gets both bonuses.
+                # The default sieve is for the score "ucb". Another score gets the bonuses in full.
                 plan = replace(system.plan, ranking=1.0, sieve_growth=0.0, widths=())
                 system = replace(system, plan=plan)
         # Whatever score chooses among actions that pass a sieve, the regret bound holds.
@@ -189,17 +189,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         no interval is assumed.
     sieve : float, optional
         m' in [0, 1]. A sieve passes all actions that may be chosen without changing the proven
-        regret bound (docs/radius.md). Among these the largest <x, theta_hat> + m' bonus is chosen.
-        With 1 the action with the largest upper confidence bound is chosen. The default is 0.3,
-        and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given. With a
-        ``score`` of another package, that score chooses among the actions that pass, and its
+        regret bound (docs/radius.md). Of these, the action with the largest <x, theta_hat> + m'
+        bonus is chosen. With 1 the action with the largest upper confidence bound is chosen. The
+        default is 0.3, and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given.
+        With a ``score`` of another package, that score chooses among the actions that pass, and its
         bonuses are multiplied by m'; the default is then 1, without a sieve.
     bonus : float, default 1
         m in [0, 1]: as ``sieve``, but more actions pass, and the regret bound is 1 + ``ledger``
         times as large.
     tie_bonus : float, default 1
         m' in [0, 1]: as ``sieve``, but only actions pass whose upper confidence bounds reach the
-        largest possible mean reward. If there is none, the largest bound is chosen.
+        largest possible mean reward. If no action does, the one with the largest bound is chosen.
     ledger : float, default 1
         kappa > 0: the regret that a ``bonus`` below 1 may add, as a multiple of the regret bound.
 

@@ -138,7 +138,7 @@ LEADER = Algorithm(
 
 
 class HedgeConfig(LeaderConfig, frozen=True, kw_only=True):
-    """Keys of a hedge curve, with that of `LeaderConfig`.
+    """Keys of a hedge curve, in addition to the key of `LeaderConfig`.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ class Hedge:
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
         units, shared = kernels.hedge_spread(sums, cumulative) + 1, exponentials(rate, silos, unit)
-        # Losses of few units have fewer different exponentials than there are weights.
+        # If losses differ by few units, there are fewer different exponentials than weights.
         if units - len(shared.table) <= weights.size and units <= MAX_EXPONENTIALS:
             kernels.hedge_weights(sums, has_exchange, cumulative, shared.up_to(units), weights)
         else:
@@ -270,17 +270,17 @@ class Hedge:
             # A local name, because runs in other threads may replace the shared table.
             table = shared.table
             if units > len(table):
-                # Few losses differ by more units than `alone`.
+                # Losses of experts rarely differ by more than `alone` units.
                 more = min(2 * len(table), alone + alone // 8, MAX_EXPONENTIALS)
                 table = shared.up_to(max(units, more))
             rule = CompiledRule("hedge", table=table, alone=alone)
             _, self._release, _ = rounds.run(rule, 0, self._release, last=last)
-        before = lost - rounds.latest
-        self._total = before.astype(np.float64)
+        losses_before = lost - rounds.latest
+        self._total = losses_before.astype(np.float64)
         weights = np.empty((1, plan.experts))
         no_losses, has_exchange = np.zeros((1, plan.experts), np.int64), np.ones(1, np.uint8)
         kernels.hedge(
-            no_losses, has_exchange, before, 1.0, plan.silos, -plan.learning_rate, weights
+            no_losses, has_exchange, losses_before, 1.0, plan.silos, -plan.learning_rate, weights
         )
         kernels.to_weights(np.exp(weights, out=weights))
         return weights[0]

@@ -222,16 +222,16 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
 
 def privacy_claim(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan) -> Claim:
     """Return the plan's privacy claim for one record, which may affect several losses."""
-    about = _learning_caveats(config, problem, plan)
+    caveats = _learning_caveats(config, problem, plan)
     if config.epsilon is None:
-        return Claim(source=plan.protocol.source, caveats=about)
+        return Claim(source=plan.protocol.source, caveats=caveats)
     return Claim(
         budget=Budget(config.epsilon, config.delta, "replace", "user"),
         source=SOURCES[config.calibration] if plan.phases else plan.protocol.source,
         calibration=config.calibration,
         protect=config.protect,
         max_participations=problem.multiplicity,
-        caveats=about,
+        caveats=caveats,
     )
 
 

@@ -126,7 +126,7 @@ class SparseVector(SeldomChooser):
         return bool(query + self.plan.noise.query_scale * laplace > self._limit)
 
     def begin(self, expert: int) -> None:
-        """Start with the given expert in place of `start`; it must not depend on losses."""
+        """Start with the given expert instead of `start`. The expert must not depend on losses."""
         self._expert = expert
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
@@ -255,7 +255,7 @@ RULES = (PROVEN, PRINTED)
 
 
 class SvtConfig(BudgetConfig, frozen=True, kw_only=True):
-    """Keys of a fed-svt curve, with those of `BudgetConfig`.
+    """Keys of a fed-svt curve, in addition to the keys of `BudgetConfig`.
 
     Parameters
     ----------

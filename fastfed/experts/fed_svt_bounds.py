@@ -31,14 +31,14 @@ from fastfed.experts.lower_bounds import (
 # e^(-eta M_n(x)/2)/phi_n (the uniform start is n = 0). A stretch is the time from one switch to the
 # next. Suppose that no switch is early: the expert of each stretch loses at least L - W = m L* +
 # gap/eta in it, so that M grew by at least gap/eta since the draw. Let Y = ln(phi_n/phi_N), where N
-# is the first decision at which M has grown by gap/eta. By the paper's step
+# is the first decision at which M has grown by gap/eta. By the paper's step, for a >= 0,
 # 1{a >= gap/eta} <= (1 - e^(-eta a/2))/(1 - e^(-gap/2)),
-#   P(Y <= y | all before the draw) <= (1 - e^-y)/(1 - e^(-gap/2)),
-# i.e. Y is, given the past, stochastically at least X, Exp(1) conditioned on X <= gap/2. The Y of
-# kappa + 1 switches sum to at most ln d. Hence P(more than kappa switches) <= P(some switch is
-# early) + P(X_1 + ... + X_{kappa+1} <= ln d) with independent X. Lemma D.2 uses the same step once
-# for each halving of phi, with 2/3 in place of 1/(2(1 - e^-2)) = .58 and three switches per
-# halving.
+#   P(Y <= y | all before the draw) <= (1 - e^-y)/(1 - e^(-gap/2)).
+# So given the past, Y is stochastically at least X, where X is Exp(1) conditioned on X <= gap/2.
+# The Y of kappa + 1 switches sum to at most ln d. Hence P(more than kappa switches) <= P(some
+# switch is early) + P(X_1 + ... + X_{kappa+1} <= ln d) with independent X. Lemma D.2 uses the same
+# step once for each halving of phi, with 2/3 in place of 1/(2(1 - e^-2)) = .58 and three switches
+# per halving.
 
 _GRID_CELLS = 512  # grid cells of the distribution of X
 

@@ -159,8 +159,8 @@ def hidden_expert(
     if c > 0.0:
         n2 = min(t, math.ceil(max(math.log(a) - math.log(c), 0.0) / group_epsilon))
     n1 = min(n1, n2)
-    # Sum the first term over the first n1 rounds, and the second over rounds n1 + 1 to n2. The sum
-    # of q over the first, and of 1/q over the second rounds:
+    # Sum the first term over the first n1 rounds, and the second over rounds n1 + 1 to n2. `powers`
+    # is the sum of q over the former rounds, and `tail` the sum of 1/q over the latter.
     powers = math.expm1(n1 * group_epsilon) / math.expm1(group_epsilon) if n1 > 1 else float(n1)
     total = (1.0 + c) * n1 - (1.0 / d + c) * powers
     tail = math.exp(-n1 * group_epsilon) * math.expm1(-(n2 - n1) * group_epsilon)

@@ -294,7 +294,7 @@ class CompiledRule(NamedTuple):
 
 
 class Rounds(Interface):
-    """Rounds whose losses are coins, with an exchange before each but the first.
+    """Rounds whose losses are coins, with an exchange before each round except the first.
 
     ``decide_rounds`` methods use it to run rounds with their decisions and regret in one call.
 
@@ -399,11 +399,11 @@ class ExpertPlan(ABC):
         return False
 
     def bits_up(self, exchanges: np.ndarray) -> np.ndarray:
-        """Return the bits that all clients send in k exchanges of d float64, for every k."""
+        """Return the bits that all clients send in k exchanges, for each k in ``exchanges``."""
         return 64.0 * self.experts * self.silos * exchanges
 
     def bits_down(self, exchanges: np.ndarray) -> np.ndarray:
-        """Return the bits sent to all clients in k exchanges, for every k.
+        """Return the bits sent to all clients in k exchanges, for each k in ``exchanges``.
 
         One expert is sent at the start and one in each exchange.
         """

@@ -107,14 +107,14 @@ class Dart(SeldomChooser):
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
         """Keep the expert or draw a new one, given the sums (d,) of all clients' new losses."""
-        release, losses_since = self._release + 1, self._total + total
+        release, cumulative = self._release + 1, self._total + total
         expert, switches = self._expert, self.switches
         draws_remain = switches < self.plan.noise.switches
         if draws_remain and not self._keeps(float(total[expert]), release):
-            expert, switches = self._draw_expert(losses_since, release), switches + 1
+            expert, switches = self._draw_expert(cumulative, release), switches + 1
         choice_message = ExpertChoice(release, expert)
         # State changes only after the last step that can fail: a failed call can be repeated.
-        self._total, self._release, self._draws = losses_since, release, {}
+        self._total, self._release, self._draws = cumulative, release, {}
         self._expert, self.switches = expert, switches
         return choice_message
 
@@ -270,7 +270,7 @@ PROVEN = "proven"
 
 
 class DartboardConfig(BudgetConfig, frozen=True, kw_only=True):
-    """Keys of a private-dartboard curve, with those of `BudgetConfig`.
+    """Keys of a private-dartboard curve, in addition to the keys of `BudgetConfig`.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def _signature(capsule: Any) -> Any:
 def _external(name: str, capsule: Any) -> Any:
     """Return the compiled function ``name`` as numba calls it.
 
-    It gets a symbol by which code that numba has cached finds it in a different process.
+    The function gets a symbol, by which cached code of numba finds it in a different process.
     """
     symbol = f"fastfed_kernels_{name}"
     address = get_cython_function_address("fastfed._kernels.checked", name)

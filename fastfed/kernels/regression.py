@@ -104,7 +104,7 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
     ------
     InputError
         For an inverse that cannot be updated in place, is not symmetric (1e-8, relative) or has
-        x' inverse x < 0, and for values that are not finite. It is then unchanged.
+        x' inverse x < 0, and for values that are not finite. The inverse is then unchanged.
 
     Notes
     -----

@@ -1,6 +1,6 @@
 """Budgets, sensitivities, mechanisms with their exact accounting, and privacy certificates.
 
-Nothing in here knows a bandit algorithm: it speaks of records, sums and noise.
+This package contains no bandit algorithm. It is about records, sums and noise.
 """
 
 from __future__ import annotations

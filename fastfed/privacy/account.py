@@ -217,9 +217,9 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     max_participations : int
         M0, the largest number of batches that one user takes part in, once in each batch.
     schedule : tuple of float
-        Noise of a private schedule, which decides by noisy trees of x x^T over single rounds when
-        to synchronise: standard deviations of a node off and on the diagonal. Each synchronisation
-        starts a new tree.
+        Standard deviations, off and on the diagonal, of a node's noise in a private schedule. Such
+        a schedule decides from noisy trees of x x^T over single rounds when to synchronise. Each
+        synchronisation starts a new tree.
     schedule_rounds : int
         The largest number of leaves of one such tree; 0 if the schedule is not private.
     remark : str
@@ -297,7 +297,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> float:
-        """Return the squared sensitivity of all releases to one user, over that of one record."""
+        """Return the squared sensitivity of all releases to one user, relative to one record's."""
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)

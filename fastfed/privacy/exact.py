@@ -80,11 +80,12 @@ def inflation(
 
     Notes
     -----
-    Rounding changes an entry by at most unit / 2, and the arithmetic before it by at most
+    Rounding changes an entry by at most unit / 2, and the arithmetic before rounding by at most
     ``most`` 2^-52. Clipping features leaves their norm within a factor 1 + d 2^-52 of the bound.
     Let s be the smallest noise standard deviation. A neighbour's change, in units of the noise,
-    grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s. It was at least least / (sqrt(2) s)
-    before, in every layout: consider a record of the largest norm in the stream of least noise.
+    grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s. Before rounding, the change is at least
+    ``least`` / (sqrt(2) s) in every layout: consider a record of the largest norm in the stream of
+    least noise.
     """
     relative_growth = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
     return 1.0 + relative_growth + dimension * 2.0**-48

@@ -151,7 +151,7 @@ def protocol_of(plan: Plan) -> Protocol:
 
 
 def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
-    """Return True if the plan has an account for users of ``claim.silos_met`` silos."""
+    """Return True if the plan has an account for users who visit ``claim.silos_met`` silos."""
     by_silos = plan.protocol.noise_by == "silos" and not plan.protocol.masked
     one_budget = claim.max_participations == 1 and not claim.by_silo and not plan.silo_noise
     return claim.silos_met == 1 or (
@@ -342,9 +342,10 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 
 @released.register
 def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
-    """Return the privacy events of a plan: the silo with the least noise first.
+    """Return the privacy events of a plan, first the event of the silo with the least noise.
 
-    Further events are for each budget if silos' budgets differ, and for silos with fewer reports.
+    If silos' budgets differ, one event follows for each budget. If silos have their own clocks, one
+    follows for each smaller number of reports.
     """
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
@@ -653,7 +654,7 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
         for bias, covariance in steps
     ]
     if plan.protocol.flat and centred_of(plan.clip) is not None:
-        g = steps  # `Centred` has the norm of the records, so g must not be scaled by it
+        g = steps  # `Centred` accounts for the records' norm, so g must not
     if plan.protocol.flat:
         count = plan.releases if plan.encoded_by_release else 1
         if not len(g) == len(encoding.noise_bits) == count:

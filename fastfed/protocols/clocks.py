@@ -28,7 +28,7 @@ class Clocks:
     ends : tuple of int
         The ends of the batches: numbers of users of one silo, or ticks.
     rates : tuple of float
-        Users in a tick of silo 0, 1, ..., each in (0, 1]. Further silos have rate 1.
+        Users per tick of silo 0, 1, ..., each in (0, 1]. Further silos have rate 1.
     asleep : tuple of (int, int, int)
         Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing.
     by : {"users", "ticks"}
@@ -142,7 +142,7 @@ class Clocks:
     @cached_property
     def rows(self) -> np.ndarray:
         """Return the number of data points in the sums after exchange v = 0..V, (V + 1,) int64."""
-        # A silo's data points count as soon as its next report contains them.
+        # A silo's data points are in the sums once one of its reports contains them.
         served = self._served[:, self.ticks - 1].T
         latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
         return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])

@@ -449,7 +449,7 @@ class Plan(OwnArrays):
 
     @property
     def rows_per_round(self) -> int:
-        """Return the number of feature vectors that a round adds to V: M if silos share, else 1."""
+        """Return how many feature vectors a round adds to V: M if silos synchronise, else 1."""
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
@@ -469,11 +469,11 @@ class Plan(OwnArrays):
 
     @property
     def user_std(self) -> NoiseStd:
-        """Return the noise of one user's message, if ``batch_size`` users have ``noise_std``."""
+        """Return the noise of one user's message; that of ``batch_size`` users is ``noise_std``."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
 
     def most_records(self, release: int) -> int:
-        """Return the largest number of records of a silo, by this release, with an exact sum."""
+        """Return the most records of one silo, up to this release, whose sum is exact."""
         return self.end(release) * self.room
 
     @property
@@ -489,7 +489,7 @@ class Plan(OwnArrays):
 
     @property
     def by_users(self) -> bool:
-        """Return True if every user makes a message, instead of the silo or agent for all users."""
+        """Return True if each user makes a message; else the silo or agent makes one for all."""
         return self.protocol.senders == "users" and self.individual
 
     @property
@@ -565,9 +565,9 @@ class Plan(OwnArrays):
         """
         if self.release_rounds and self.protocol.senders != "agent":
             if self.encoding is not None:
-                ends = range(1, releases + 1)
                 return sum(
-                    self._labelled_bits(self.points_of(k), self.encoding_at(k)) for k in ends
+                    self._labelled_bits(self.points_of(k), self.encoding_at(k))
+                    for k in range(1, releases + 1)
                 )
             if self.protocol.senders == "users":
                 return self.end(releases) * 64 * self.sent_size * self.silos

@@ -291,7 +291,7 @@ def keeping_own_rounds(protocol: Protocol) -> Protocol:
     """Return the protocol for plans with local rounds.
 
     Its trust model says in addition that a user's own silo is trusted. Raises InputError for a
-    protocol under which this is not so.
+    protocol under which a silo is not trusted with its users' data.
     """
     if protocol.noise_by == "none":
         return protocol

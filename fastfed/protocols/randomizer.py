@@ -72,7 +72,7 @@ class SumRandomizer:
         std = plan.noise_std.times(plan.noise_scale[silo])
         claims = plan.releases > 0 and plan.privacy is not None and plan.privacy.budget is not None
         if claims and plan.protocol.noise_by == "silos" and std.bias == 0.0:
-            # A protocol whose account reads its noise elsewhere would send raw sums.
+            # Otherwise a protocol whose account uses another field's noise would send raw sums.
             raise InputError(
                 f"silo {silo} must add noise under {plan.protocol.id}, whose plan claims privacy, "
                 "got standard deviation 0"

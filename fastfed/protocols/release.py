@@ -127,7 +127,7 @@ class HonakerNoise:
         return 2 * k, total * (1.0 + 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k over that of one node, correctly rounded."""
+        """Return the noise variance of prefix k divided by that of one node, correctly rounded."""
         # The squared coefficients of a block of level h add up to v_h, see `terms`.
         tops = (top for top in range(k.bit_length()) if k >> top & 1)
         return float(sum(Fraction(1 << top, (2 << top) - 1) for top in tops))
@@ -155,7 +155,7 @@ class ToeplitzNoise:
         return k, float(self._sums[k - 1]) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
+        """Return the noise variance of prefix k divided by that of one draw, correctly rounded."""
         # The numerators of `terms` are binomials b_j; the variance is the sum of b_j^2 / 16^j.
         binomial, total = 1, 1
         for j in range(1, k):
@@ -194,7 +194,7 @@ class BufferedNoise:
         return k, float(coefficients[:k].sum()) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
+        """Return the noise variance of prefix k divided by that of one draw, correctly rounded."""
         return _buffered_variances(self._releases)[k - 1]
 
 
@@ -220,7 +220,7 @@ class FactorisedNoise:
         return k, float(np.abs(self._matrix[k - 1, :k]).sum()) * (1.0 + (k + 2) * 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k over that of one draw, correctly rounded."""
+        """Return the noise variance of prefix k divided by that of one draw, correctly rounded."""
         return _square_sums(self._matrix[k - 1, :k])[-1]
 
 
@@ -258,7 +258,7 @@ class NestedNoise:
         return self._count(k), float(self._count(k))
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k over that of one draw."""
+        """Return the noise variance of prefix k divided by that of one draw."""
         return float(self._count(k))
 
 

@@ -89,7 +89,7 @@ class Schedule:
 
 
 def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
-    """Raise InputError unless the last rounds of batches increase from 1 to at most the horizon."""
+    """Raise InputError unless ``rounds`` strictly increase and lie in 1..horizon."""
     if any(b <= a for a, b in zip((0, *rounds), rounds, strict=False)) or rounds[-1:] > (horizon,):
         raise InputError(
             f"release_rounds must increase and lie between 1 and the horizon ({horizon}), "
@@ -98,7 +98,7 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
 
 
 def by_rate(rate: float, rounds: int) -> np.ndarray:
-    """Return 1 for the fraction ``rate`` of rounds t = 1..rounds, evenly spread, else 0, (rounds,).
+    """Return an array (rounds,): 1 for a fraction ``rate`` of rounds, evenly spread, and else 0.
 
     The entry of round t is 1 if floor(t rate) > floor((t - 1) rate).
     """
@@ -123,9 +123,10 @@ class OwnRounds:
     prior : float
         Lower bound on the precision of the other silos' sums.
     spreads : tuple of float
-        Delta^2 (1 + 1/(M - 1)) for each deviation Delta of a silo on the grid.
+        Delta^2 (1 + 1/(M - 1)) for each Delta on the grid of prior standard deviations of a silo's
+        theta around the theta of the other silos.
     ridges : tuple of tuple of float
-        Entry k holds, for each deviation, the variance of the noise after k = 0, 1, ... releases.
+        Entry k holds, for each Delta, the variance of the noise after k = 0, 1, ... releases.
         It is large enough to make the covariance positive definite.
     bonus : float
         Factor on ||x||_{V^-1} in the score.

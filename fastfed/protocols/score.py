@@ -103,7 +103,7 @@ class CoreScore:
 
     @property
     def __name__(self) -> str:
-        """Return the name, as functions have it."""
+        """Return the name, under the attribute that functions have."""
         return self.name
 
 

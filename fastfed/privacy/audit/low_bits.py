@@ -225,7 +225,7 @@ def rotated_mean_test(
     root = np.sqrt(d)
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each possible record whether it can lead to the released mean."""
+        """Return for each candidate record whether it can lead to the released mean."""
         approximate = hadamard(released * signs) / root
         # Five standard deviations of the rounding error; attack() checks that this is enough.
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
@@ -235,10 +235,11 @@ def rotated_mean_test(
         undecided = (is_close[..., 0] | is_close[..., -1]).any(axis=2)
         possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []
-        for i, way in zip(*np.nonzero(is_close.any(axis=3).all(axis=2) & ~undecided), strict=True):
-            lists = [values[i, way, j][is_close[i, way, j]] for j in range(d)]
+        decided = is_close.any(axis=3).all(axis=2) & ~undecided
+        for i, variant in zip(*np.nonzero(decided), strict=True):
+            lists = [values[i, variant, j][is_close[i, variant, j]] for j in range(d)]
             combinations = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, d)
-            rows.append(hadamard(combinations) / root * signs[way])
+            rows.append(hadamard(combinations) / root * signs[variant])
             owners.append(np.full(len(combinations), i))
         if rows:
             is_released = (np.concatenate(rows) == released).all(axis=1)

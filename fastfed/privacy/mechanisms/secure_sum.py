@@ -281,7 +281,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _smallest_norm(self) -> float:
-        """Return l: the sensitivity over the noise std is at least l / (sqrt(2) smallest std).
+        """Return l such that sensitivity / noise std is at least l / (sqrt(2) smallest std).
 
         `exact.inflation` compares the rounding error of a record with l.
         """
@@ -626,15 +626,15 @@ def calibrate_secure_sum(
         feature_norm * feature_norm,
     )
     relative_stds = norms[0], norms[1] * off, norms[1] * on
-    # First guess of the noise: what a Gaussian mechanism needs, plus 1 %.
+    # First guess of the factor on `relative_stds`: what a Gaussian mechanism needs, plus 1 %.
     column = math.ldexp(
         math.sqrt(_squared_sensitivity(rows, min(participations, len(rows)))), -factor_bits
     )
     guess = _Account(budget.relation, 1.01 * column, 0, 1, dimension, norms, 1.0, centred)
-    gaussian_mu_ratio = guess.mu(*relative_stds)
-    gaussian_mu_ratio /= gaussian_mu(budget.epsilon, budget.delta)
+    guessed_factor = guess.mu(*relative_stds)
+    guessed_factor /= gaussian_mu(budget.epsilon, budget.delta)
     if unit is None:
-        total_std = gaussian_mu_ratio * max(relative_stds) * math.sqrt(silos / (silos - colluders))
+        total_std = guessed_factor * max(relative_stds) * math.sqrt(silos / (silos - colluders))
         unit = _finest_unit(rows, factor_bits, points, norms, total_std)
     noiseless = SecureSum(
         budget=budget,
@@ -674,7 +674,7 @@ def calibrate_secure_sum(
         )
 
     pairs = smallest_bits(
-        2.0 * (gaussian_mu_ratio * relative_stds[0] / noiseless.step) ** 2 / honest,
+        2.0 * (guessed_factor * relative_stds[0] / noiseless.step) ** 2 / honest,
         1.0,
         relative_mu,
     )

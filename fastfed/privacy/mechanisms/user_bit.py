@@ -219,7 +219,7 @@ def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
     Raises
     ------
     InputError
-        For a different unit or relation, and if epsilon is so small that bits carry nothing.
+        For a different unit or relation, and if epsilon is so small that bits carry no information.
     """
     if budget.delta > 0.0:
         share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)

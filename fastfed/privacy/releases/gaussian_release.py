@@ -44,7 +44,7 @@ RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
 class LayoutNoise:
-    """What mechanisms have in common whose noise has one standard deviation and a layout."""
+    """Common properties of mechanisms whose noise has one standard deviation and a layout."""
 
     __slots__ = ()
     budget: Budget
@@ -144,7 +144,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user, over that of one record."""
+        """Return the squared sensitivity of all releases to one user, relative to one record's."""
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
@@ -583,13 +583,13 @@ class Privatizer(GaussianTree, frozen=True):
     covariance_ratio 1. Parameters and guarantee are those of `GaussianRelease`, if the schedule
     reads no raw data.
 
-    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T:
-    one leaf per round, a new tree after each synchronisation, and node noise of layout goe2
-    with parameter ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also
-    enters at most depth(schedule_rounds) of these nodes, whenever the data synchronise, and
-    all of them come before its nodes of the sums. Empty releases fill both trees to a fixed
-    number of nodes. By adaptive composition both trees together are one Gaussian mechanism,
-    although the data choose the leaves.
+    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T: one leaf
+    per round, a new tree after each synchronisation, and node noise of layout goe2 with parameter
+    ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also enters at most
+    depth(schedule_rounds) of these nodes, at whatever times silos synchronise. All of them are
+    released before its nodes of the sums. Empty releases fill both trees to a fixed number of
+    nodes. By adaptive composition both trees together are one Gaussian mechanism, although the data
+    choose the leaves.
 
     ``silos_met`` is the largest number of silos that one user visits, once each
     (dubey-pentland-2020, footnote 4).

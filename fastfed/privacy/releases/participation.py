@@ -26,12 +26,12 @@ resulting sum of c^2 on level j.
 s/sqrt(u) over the user's leaves takes the place of c. For each l = 0, ..., kappa, the squared
 sensitivity is at most
     N_0(M0) + ... + N_{l-1}(M0) + M0^2 W(kappa - l).
-Proof. Suppose that all nodes of the levels below l were released too, which can only increase it.
-They cost the first part. Given these nodes, the estimates on level l - 1 are known, so u = s = 0
-there in the recursions of u and s. This gives 3 (2^G - 2^{G'})^2 / (4^G - 4^l), l <= G' < G, for a
-released block above: the value for G - l and G' - l. One leaf thus adds at most W(kappa - l), and
-M0 leaves at most M0^2 as much. The code takes the smallest bound over l. l = 0 is exact for M0 = 1;
-l = kappa is the bound of all nodes.
+Proof. Suppose that all nodes of the levels below l were released too. This can only increase the
+sensitivity. These nodes contribute N_0(M0) + ... + N_{l-1}(M0). Given these nodes, the estimates on
+level l - 1 are known, so u = s = 0 there in the recursions of u and s. This gives 3 (2^G -
+2^{G'})^2 / (4^G - 4^l), l <= G' < G, for a released block above: the value for G - l and G' - l.
+One leaf thus adds at most W(kappa - l), and M0 leaves at most M0^2 as much. The code takes the
+smallest bound over l. l = 0 is exact for M0 = 1; l = kappa is the bound of all nodes.
 
 "tree". The releases are the left children and the maximal blocks of prefix K, one for each set bit
 of K. Here the first leaves are not the worst case on each level, but their sum over levels is. Let
@@ -80,7 +80,7 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Compute the largest squared sensitivity of a release to one user, over that of one record.
+    """Compute the largest squared sensitivity of a release to one user, relative to one record's.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def proposition_e_7_squared(releases: int, returning: int) -> int:
 def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, int]:
     """Bound the effect of one user on the released p-sums of one level, 0 <= level < kappa.
 
-    Returns (squares, nodes, most). Let c be the number of the user's records in a node. ``squares``
+    Return (squares, nodes, most). Let c be the number of the user's records in a node. ``squares``
     is the sum of c^2 over the nodes of this level, ``nodes`` the number of nodes with c > 0, and
     ``most`` the largest c. Each number is exact for its level. One set of leaves need not attain
     all levels, so the squares of all levels add up to more than

@@ -94,7 +94,7 @@ def max_prefix_nodes(releases: int) -> int:
 
 
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
-    """Compute the squared sensitivity of the tree to a group of records, over that of one record.
+    """Compute the squared sensitivity of the tree to a group of records, relative to one record's.
 
     It is the sum over released nodes of (number of the group's records in the node)^2, by the
     triangle inequality in each node. This is at most len(leaves)^2 depth(releases). ``leaves`` has
@@ -398,7 +398,7 @@ MAX_RELEASES = 4096
 LARGE = 1024
 #: Entries of B are rounded to multiples of this, so that all machines compute the same B.
 GRID = 2.0**-24
-#: Relative error of a computed sensitivity that its result is raised to cover.
+#: Bound on the relative error of a computed sensitivity. Results are raised to cover it.
 SLACK = 1e-9
 
 
@@ -502,7 +502,7 @@ class Factor:
         return products[:, ::-1]
 
     def squared_sensitivity(self, returning: int = 1) -> float:
-        """Compute the squared sensitivity of the release to one user, over that of one record.
+        """Compute the squared sensitivity of the release to one user, relative to one record's.
 
         For a user of one leaf it is the largest ||C_j||^2, where C_j is a column of `encoder`. For
         a user of the leaves S it is at most sum_{i, j in S} |C_i' C_j|. That sum is at most |S|

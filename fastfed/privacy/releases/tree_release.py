@@ -241,8 +241,8 @@ class TreeRelease(Once):
             "source": _SOURCE,
         }
         # It is unknown what a passed-in function draws, so the exact value is conditional on that.
-        once = Condition("every user adds one vector only (taken on trust)", True)
-        user_fields = {**shared, "conditions": (*conditions, once), "exact": exact}
+        one_vector = Condition("every user adds one vector only (taken on trust)", True)
+        user_fields = {**shared, "conditions": (*conditions, one_vector), "exact": exact}
         if not noise_is_known:
             user_fields["status"] = "conditional"
         user = SideCertificate(unit="user", model=model, caveats=tuple(caveats), **user_fields)
