@@ -230,7 +230,7 @@ def _pi(digits: int) -> Decimal:
         """Return ``scale`` times arctan(1 / inverse), by its power series in integers."""
         term, total, k = scale // inverse, 0, 1
         while term:
-            total += term // k if k & 2 == 0 else -(term // k)
+            total += term // k if k % 4 == 1 else -(term // k)
             term //= inverse * inverse
             k += 2
         return total

@@ -495,7 +495,7 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
     if choice == 0:
         fields[AT["extends"]] = [encoded(before), b"", reason]
     elif choice == 1:
-        # The dates, too, so that only the rest can be wrong.
+        # Move the dates after those of the earlier plan, so that only other fields can be wrong.
         fields[AT["extends"]] = [encoded(before), b"", reason]
         shift = before[AT["calendar"]][1][-1] + 1000 - fields[AT["calendar"]][0]
         dates = fields[AT["calendar"]]

@@ -256,9 +256,9 @@ def check_mapping(data: Mapping[Any, Any]) -> None:
 def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> str:
     """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
 
-    Of an SQLite file the cells count, since its write-ahead log may have rows that the file lacks.
-
-    Bytes that earlier versions read in a different way have a different digest.
+    The digest of an SQLite file is that of its cells, since its write-ahead log may have rows that
+    the file lacks. If earlier versions read the bytes of a file in a different way, a marker is
+    hashed after the bytes, so the digest differs from the digest of those versions.
     """
     if isinstance(data, (str, Path)) and os.path.isfile(data):
         content = file_content(Path(data), str(data))

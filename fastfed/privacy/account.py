@@ -184,7 +184,7 @@ class RawData(msgspec.Struct, frozen=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return an empty dict: noise on some streams only protects nobody."""
+        """Return an empty dict: noise on only some of the streams protects nobody."""
         return {}
 
     def exact(self) -> float:

@@ -729,14 +729,15 @@ def test_regret_bound_of_min_of_bounds_is_proven_for_equal_silos():
 
 def test_local_and_public_bounds_divide_the_failure_probability():
     homogeneous = Rotated(D, K, 0.0)
-    min_plan, sieved_plan, gls_plan = (
+    # The default has a sieve, which uses both bounds, as the minimum of bounds does.
+    min_plan, default_plan, unsieved_plan = (
         system(environment=homogeneous, **keys).plan
         for keys in ({"share": MIN_OF_BOUNDS}, {}, {"sieve": 1.0})
     )
     halved_plan = system(environment=homogeneous, failure_probability=0.005, sieve=1.0).plan
-    assert min_plan.radius.base == halved_plan.radius.base > gls_plan.radius.base
-    assert sieved_plan.radius.base == min_plan.radius.base
-    assert sieved_plan.own.bound == min_plan.own.bound
+    assert min_plan.radius.base == halved_plan.radius.base > unsieved_plan.radius.base
+    assert default_plan.radius.base == min_plan.radius.base
+    assert default_plan.own.bound == min_plan.own.bound
     assert min_plan.own.bound == (1.0, 0.5, 2.0 * math.log(2 * SILOS / 0.01), 1.0)
 
 

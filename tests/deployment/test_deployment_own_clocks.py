@@ -316,9 +316,9 @@ def test_each_silo_closes_its_leaves_by_its_own_calendar():
     leaves = []
     for name in deployment.plan.silos:
         process = deployment.processes[name]
-        name = process.decide(federation.ROWS).id
-        process.reward(name, 0.5)
-        leaves.append(process.party.ended[name].leaf)
+        decision_id = process.decide(federation.ROWS).id
+        process.reward(decision_id, 0.5)
+        leaves.append(process.party.ended[decision_id].leaf)
     assert leaves == [1, 2, 2]
 
 

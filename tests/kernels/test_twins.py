@@ -696,7 +696,7 @@ def test_choose_regularizer(seed, d, exponent, share):
     floor = full * share
     square = rng.normal(size=(d, d)) * full / np.sqrt(d)
     v = (square + square.T) / 2.0
-    # Place the smallest eigenvalue anywhere between "no eighth suffices" and "0 suffices".
+    # Draw the smallest eigenvalue from a range in which the choice is anything from 0 to `full`.
     v += (rng.uniform(-0.2, 1.2) * full - np.linalg.eigvalsh(v)[0] - full + floor) * np.eye(d)
     statistic = np.concatenate([rng.normal(size=d), packed(v)])
     read_only(statistic)

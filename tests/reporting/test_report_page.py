@@ -171,7 +171,7 @@ def charts(page: Page) -> list[dict[str, str | None]]:
 
 def test_pictures_and_tables_are_named(page: Page) -> None:
     pictures = charts(page)
-    # Regret, its difference to the curve that is alone, and regret against bytes.
+    # Regret, its difference from the curve without sharing, and regret against bytes.
     assert len(pictures) % 3 == 0 and pictures
     for picture in pictures:
         assert picture["role"] == "img" and "against" in (picture["aria-label"] or "")

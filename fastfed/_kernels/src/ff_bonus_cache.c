@@ -336,7 +336,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
-                                   int64_t points_count, double *restrict now, int64_t d,
+                                   int64_t points_count, double *restrict updated_w, int64_t d,
                                    double *restrict scratch, float *restrict results)
 {
     const int64_t count = actions->actions, vectors = vectors_of(count);
@@ -352,12 +352,12 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
                               bounds_scratch, bounds) ||
         !has_cheap_bounds(bounds))
         return 0;
-    /* Update W and the growth bounds by the data points. */
+    /* Set updated_w to W after the data points, and update the growth bounds. */
     ff_bonus_silo state = {.factor = scratch, .grown = 1.0};
     ff_bonus_cache cache = {.silo = &state, .factor = scratch};
-    memcpy(now, w, (size_t)(d * d) * sizeof(double));
+    memcpy(updated_w, w, (size_t)(d * d) * sizeof(double));
     for (int64_t i = 0; i < points_count; i++) {
-        const double s = ff_observe(now, NULL, points + i * d, 0.0, d, bounds_scratch);
+        const double s = ff_observe(updated_w, NULL, points + i * d, 0.0, d, bounds_scratch);
         ff_bonus_cache_observe(&cache, 0, bounds_scratch + d, s, d);
     }
     ff_actions view = *actions;
@@ -380,7 +380,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
     /* Two kinds of lower bounds. */
     double *x = (double *)(aligned(bounds_scratch + 3 * d)), *z = x + d, *back = z + d;
     const ff_whitened whitened_x = {back + d, z};
-    ff_query q = {&view, now,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,
+    ff_query q = {&view, updated_w,  theta,       beta, gamma, bounds->model.frobenius, 0.0, d,
                   x,     back, &whitened_x, -1,   1};
     for (int64_t a = 0; a < count; a++) {
         results[3 * count + a] = ff_score_at_least(bounds, quantised, a, mean[a], bound[a], theta,

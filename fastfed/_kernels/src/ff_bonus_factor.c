@@ -19,8 +19,9 @@
  * Proof of `lost`: rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order,
  * fused or not, the computed A of W'W has an error of n u F in norm; its square has an error of n u
  * F^2 and, through A, 2 n u F^2; so Q = A + c A^2 has 4 n u G. R'R differs from the computed Q by n
- * u ||R||_F^2 <= 1.01 n u G (Higham 2002, Theorem 10.3). In all at most 6 n u G, whose square root
- * is `lost`. The factor 16 also covers terms of second order in u and the rounding of G. */
+ * u ||R||_F^2 <= 1.01 n u G (Higham 2002, Theorem 10.3). So R'R has an error of at most 6 n u G,
+ * and ||R x|| has an error of at most sqrt(6 n u G) ||x||. `lost` has the factor 16 instead of 6:
+ * this also covers terms of second order in u and the rounding of G. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r)
 {

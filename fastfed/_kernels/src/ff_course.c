@@ -25,8 +25,9 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
         memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
 }
 
-/* Draw the losses of rounds at + 1, .., at + n into g->in, and set those of other rounds to 0. s:
- * the stream of the coins. */
+/* Write the losses of rounds at + 1, .., at + ROUNDS to g->in: drawn in the first n rounds up to
+ * round l->last, and 0 afterwards. The losses of the planned expert, if there is one, are computed.
+ * s: the stream of the coins. */
 static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
 {
     const ff_losses *l = c->losses;
@@ -252,7 +253,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
     while (at < to) {
         int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
         const int64_t skips = at == from && !asks;
-        int64_t expert = s->expert; /* of these n rounds; -1: it changes, or there are weights */
+        int64_t expert = s->expert; /* in all n rounds; -1 if it changes or there are weights */
         double loss[ROUNDS] FF_ALIGNED;
         draw(c, &coin, at, n, &g);
         find_totals(&g, d);
