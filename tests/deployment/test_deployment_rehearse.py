@@ -97,8 +97,9 @@ def test_without_much_noise_most_calls_are_right(tables, tmp_path):
     rehearsal = rehearse(text, tables, tmp_path / "out", lambda line: None)
     late = {name: result.late_reward for name, result in rehearsal.silos.items()}
     # The noise comes from the operating system. In 1 400 runs the least reward of a silo was 0.62,
-    # and the least mean of the silos 0.666; the best single actions have a mean of 0.523. In 1 %
-    # of the runs one silo was less than 0.1 above its best single action, so the means are compared.
+    # and the least mean of the silos 0.666; the best single actions have a mean of 0.523.
+    # In 1 % of the runs one silo was less than 0.1 above its best single action, so the means
+    # are compared.
     assert min(late.values()) > 0.55
     best_single = [result.best_single for result in rehearsal.silos.values()]
     assert statistics.mean(late.values()) > statistics.mean(best_single) + 0.1, late
