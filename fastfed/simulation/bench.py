@@ -43,7 +43,8 @@ FEDERATED = {
 }
 #: chowdhury-zhou-2022 as in its Figure 1b.
 AGENT = {"epsilon": 1.0, "delta": 0.1, **PUBLISHED}
-#: Regularizer larger than an agent's noise, so that V is always definite and costs no extra time.
+#: Regularizer larger than an agent's noise: V is always positive definite, so no time is spent on
+#: shifts that make it so.
 RIDGE = 300.0
 #: The keys of each system that is timed.
 CURVES: dict[str, dict[str, Any]] = {

@@ -243,7 +243,7 @@ def run_together(
     return Timed(outcomes, seconds + (snapshot.earlier if snapshot else 0.0))
 
 
-#: To predict its time, each kind of batch is run for at least this many seconds, or to its end.
+#: Each kind of batch is run for at least this many seconds, or to its end, to predict its time.
 TIMED_SECONDS = 0.02
 
 
@@ -265,7 +265,7 @@ def predict_seconds(
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
     one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
-    # Threads can divide the batches, or the silos of a batch, but no more than these.
+    # Threads divide either the batches or the silos of a batch, so further threads do not help.
     silos = experiment.curves[batches[0].positions[0]].problem.silos
     return one_thread / min(threads, max(len(batches), silos))
 
@@ -279,7 +279,8 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     def timed(rounds: int) -> float:
         """Return the seconds that rounds 1..``rounds`` take."""
         best = math.inf
-        # Take the faster of two short runs: the prediction multiplies delays by other processes.
+        # Take the faster of two short runs: the prediction would multiply a delay that another
+        # process causes.
         for _ in range(2):
             start = time.perf_counter()
             run(environment, plans, experiment.checkpoints, last=rounds)

@@ -184,7 +184,7 @@ def batches_that_fit(terms: list[Term], requested: int) -> int:
 
 
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
-    """Return a memory term of ``size`` bytes that describes itself by number of silos and d.
+    """Return a memory term of ``size`` bytes, described by the number of silos and d.
 
     ``less`` names what to reduce to need less memory.
     """

@@ -58,7 +58,7 @@ MAX_HISTORY = 4 * 2**30
 #: Most curves of one experiment. Each is planned before the first is run, in about 10 ms.
 MAX_CURVES = 1000
 
-#: Keys with a list as their value, which is not a sweep; in the second tuple a list of lists.
+#: Keys whose single value is a list, or a list of lists; such a value is not a sweep.
 LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
 LISTS_OF_LISTS = ("graph",)
 
@@ -78,7 +78,7 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of a curve. Its curves see equal contexts and equal reward noise."""
+    """Environment and sizes of curves. Curves of one problem have equal contexts and reward noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
@@ -113,7 +113,7 @@ class Curve:
 
     @property
     def account(self) -> int:
-        """Version of the privacy account: 2 if a tighter account than the first sets less noise."""
+        """Version of the privacy account: 2 if a newer, tighter account sets less noise, else 1."""
         if self.keys.get("release") == "honaker":
             return 2
         conditions = getattr(self.system.certificate, "conditions", ())
@@ -171,7 +171,8 @@ class Experiment:
     checkpoint_spacing : {"even", "log"}
         Whether checkpoints are spaced evenly or geometrically.
     first_replicate : int
-        Replicates from this one to ``replicates`` - 1 are simulated; above 0 in one job of several.
+        Replicates from this one to ``replicates`` - 1 are simulated. It can be above 0 if several
+        jobs share an experiment.
     """
 
     name: str
@@ -339,7 +340,7 @@ def without_new_defaults(keys: dict[str, Any], algorithm: str = "") -> dict[str,
     """Return a curve's keys without later keys that have their default value.
 
     A key is later if the first version of fastfed, or of the algorithm, did not have it. Identities
-    of old stores lack these keys, and stay equal in this way.
+    of old stores lack these keys, so new identities without them stay equal to the old ones.
     """
     later_keys = LATER | LATER_OF.get(algorithm, {})
     relevant = {k: v for k, v in keys.items() if k not in later_keys or v != later_keys[k]}

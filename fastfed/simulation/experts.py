@@ -49,8 +49,8 @@ MAX_COINS = 2**12
 class Ledger:
     """Accumulates the group regret, by the adversary's definition of regret.
 
-    The loss of x is added once per stretch, not once per round, so that both drivers round in the
-    same way.
+    The loss of the decision is added once per stretch, not once per round, so that both drivers
+    have the same rounding errors.
     """
 
     #: Attributes that rounds change, for snapshots.
@@ -76,8 +76,8 @@ class Ledger:
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
         """Record rounds first..last, in which all clients used the decision x (d,).
 
-        No round before ``last`` may be a checkpoint. ``sums`` (d,) holds the loss of every expert,
-        added up over these rounds and all clients; it may be None unless `needs_sums`.
+        Only ``last`` may be a checkpoint. ``sums`` (d,) holds the loss of every expert, added up
+        over these rounds and all clients; it may be None unless `needs_sums`.
         """
         losses, optimum = self.adversary.losses, self.adversary.optimum
         if optimum is not None:
@@ -95,7 +95,7 @@ class Ledger:
         self,
         edges: np.ndarray,
         settles: np.ndarray,
-        which: np.ndarray,
+        decisions: np.ndarray,
         weights: np.ndarray | None,
         sums: np.ndarray | None,
     ) -> None:
@@ -106,8 +106,8 @@ class Ledger:
         edges : ndarray of int, shape (n + 1,)
             Range i has the rounds edges[i] + 1 to edges[i + 1].
         settles : ndarray of uint8, shape (n,)
-            1 if a stretch ends after range i, so that `settle` adds its loss; checkpoints also do.
-        which : ndarray of int, shape (n,)
+            1 if a stretch ends after range i. `settle` adds the loss there, and at checkpoints.
+        decisions : ndarray of int, shape (n,)
             The expert that was chosen in range i, or the row of ``weights`` that was used.
         weights : ndarray, shape (k, d), or None
             Decisions that are weights of experts. None if each decision is a single expert.
@@ -117,7 +117,7 @@ class Ledger:
         """
         gaps = None
         if self.adversary.suboptimality is not None:
-            gaps = self._gaps(which, weights)
+            gaps = self._gaps(decisions, weights)
         self._lost, self._rounds, self._at = kernels.regret(
             self._lost,
             self._total,
@@ -129,17 +129,17 @@ class Ledger:
             sums,
             edges,
             settles,
-            which,
+            decisions,
             weights,
             gaps,
             self.adversary.losses.silos,
             self.adversary.losses.unit,
         )
 
-    def _gaps(self, which: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    def _gaps(self, decisions: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
         """Return the expected loss of each decision minus that of the best expert, (n,).
 
-        ``which`` and ``weights`` define the decisions, as in `played_many`.
+        ``decisions`` and ``weights`` are as in `played_many`.
         """
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
@@ -150,9 +150,9 @@ class Ledger:
                 if gaps_of_rows
                 else np.array([suboptimality(x) for x in weights])
             )
-            gaps: np.ndarray = row_gaps[which]
+            gaps: np.ndarray = row_gaps[decisions]
             return gaps
-        experts, places = np.unique(which, return_inverse=True)
+        experts, places = np.unique(decisions, return_inverse=True)
         for expert in experts:
             if int(expert) not in self._gap_of:
                 unit_vector = np.zeros(self.adversary.losses.experts)
@@ -221,8 +221,8 @@ def run_steps(
 def loss_of(losses: loss_kernels.Losses, silo: int, round: int) -> np.ndarray | Gradient:
     """Return what one client observes in a round.
 
-    It is the vector of the experts' losses (d,), or for other losses the function from a decision
-    x (d,) to the gradient there.
+    For linear losses this is the vector (d,) of the experts' losses. For other losses it is a
+    function that returns the gradient at a decision x (d,).
     """
     if not losses.has_rows:
         return lambda x: losses.value(silo, round, x)[1]
@@ -401,7 +401,7 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
 def run_coins(decider: Any, ledger: Ledger, rounds_done: int, last: int, course: Course) -> int:
     """Run the rounds after ``rounds_done``, whose losses are coins; return the last completed one.
 
-    If it is before ``last``, the other rounds must be run from sums of losses.
+    If this round is before ``last``, the later rounds must be run from sums of losses.
     """
     plan, rounds = course.plan, CoinRounds(ledger, course.lost, rounds_done)
     most_rounds = rounds_of_call(ledger.adversary.losses)
@@ -439,17 +439,14 @@ def exchange_flags_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
     return flags
 
 
-def is_every_round(asking: np.ndarray, last: int) -> bool:
-    """Return whether the ascending rounds ``asking`` are exactly 2, 3, ..., last."""
-    return len(asking) == last - 1 > 0 and bool(asking[0] == 2)
+def is_every_round(exchange_rounds: np.ndarray, last: int) -> bool:
+    """Return whether ``exchange_rounds``, in ascending order, are exactly 2, 3, ..., last."""
+    return len(exchange_rounds) == last - 1 > 0 and bool(exchange_rounds[0] == 2)
 
 
-def dense(asking: np.ndarray, last: int) -> bool:
-    """Return whether one byte per round takes less memory than 8 bytes per exchange.
-
-    ``asking`` holds the rounds with an exchange.
-    """
-    return 8 * len(asking) > last
+def dense(exchange_rounds: np.ndarray, last: int) -> bool:
+    """Return whether one byte per round takes less memory than 8 bytes per exchange."""
+    return 8 * len(exchange_rounds) > last
 
 
 def run_sums(
@@ -471,7 +468,7 @@ def run_sums(
     buffer = np.empty(
         (max((end - begin for begin, end in blocks), default=0), losses.experts), np.int64
     )
-    # No stretch begins at the last edge.
+    # The flags of a block exclude its last edge, at which no stretch of the block begins.
     for begin, end in blocks:
         sums, flags = (
             losses.sums(edges[begin : end + 1], threads, buffer),
@@ -485,7 +482,7 @@ def run_sums(
             decisions = decider.decide_many(
                 Stretches(sums[:count], losses.unit, flags[:count], lost_losses)
             )
-        # decide_many has added the losses before the last exchange; add the others.
+        # decide_many has added the losses before the last exchange to lost_losses; add the others.
         lost_losses += sums[max(count - 1, 0) :].sum(axis=0)
 
         def play(
@@ -494,8 +491,8 @@ def run_sums(
         ) -> None:  # fmt: skip
             """Record the decisions in the block's stretches start..stop - 1.
 
-            ``rows`` and ``weights`` define them, as in `Ledger.played_many`. The default arguments
-            keep the values of this iteration of the loop.
+            ``rows`` and ``weights`` are ``decisions`` and ``weights`` of `Ledger.played_many`. The
+            default arguments keep the values of this iteration of the loop.
             """
             ledger.played_many(
                 edges[begin + start : begin + stop + 1],
@@ -596,7 +593,7 @@ def stretches_of(
     edges = np.concatenate(
         [cuts, exchange_rounds[exchange_rounds > 1] - 1, inner_checkpoints, [last]]
     ).astype(np.int64)
-    # Four sorted runs, which a stable sort merges fast.
+    # The array consists of four sorted parts, which a stable sort merges fast.
     edges.sort(kind="stable")
     return edges[np.append(True, np.diff(edges) > 0)]
 
@@ -641,7 +638,7 @@ class Sums:
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
         """Return the sum (d,) of all clients' messages in this exchange, and start a new sum.
 
-        The number of the exchange and the decision x are for plans that send scores.
+        ``release`` and ``x`` are ignored; plans that send scores use them.
         """
         sum_sent, self._sum = self._sum, np.zeros(len(self._sum))
         return sum_sent

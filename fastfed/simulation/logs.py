@@ -65,7 +65,7 @@ class LogValues(msgspec.Struct, frozen=True):
     name : str
         Name of the experiment.
     trained, evaluated : int
-        Numbers of rows of all silos that systems were trained on, and that estimates are made of.
+        Numbers of rows of all silos that were used for training, and for the estimates.
     silos, actions, replicates : int
         M; the largest number of actions of a round; number of trainings of each curve.
     rows : list of LogValue
@@ -114,8 +114,8 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     # `parts` holds for each silo its rows for training, and its rows for evaluation.
     rounds, parts = log.rounds(experiment.silos), log.parts(experiment.silos)
     for curve in experiment.curves:
-        trained = curve.system.plan
-        if getattr(trained, "driver", None) != "server" or trained.policy == "random":
+        plan = curve.system.plan
+        if getattr(plan, "driver", None) != "server" or plan.policy == "random":
             raise InputError(
                 f'curve "{curve.label}" ({curve.algorithm}) cannot be trained on a log: use an '
                 "algorithm of linear bandits with batches, such as private-fedlinucb"
@@ -133,8 +133,8 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     def row_of(label: str, policies: list[np.ndarray], weight: float, **fields: Any) -> LogValue:
         """Return the table row of a policy.
 
-        ``policies`` holds for each replicate the probabilities of the logged actions (n,), and
-        ``weight`` is the largest ratio of a policy's to the log's probability of an action.
+        ``policies`` holds for each replicate the probabilities of the logged actions (n,).
+        ``weight`` bounds the policy's probability of an action divided by the log's probability.
         """
         mean = np.mean(policies, axis=0)
         values = [float((p / propensities * rewards).mean()) for p in policies]

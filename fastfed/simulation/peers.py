@@ -144,7 +144,7 @@ class _PartSums:
 
     @classmethod
     def none(cls, plan: PeerPlan, checkpoints: int, record: bool) -> _PartSums:
-        """Return the sums before any part was run; ``record`` adds arrays of actions, rewards."""
+        """Return sums of zeros, before the first part; ``record`` adds actions and rewards."""
         zeros = {
             "group": np.zeros(checkpoints),
             "counts": np.zeros(checkpoints, np.int64),
@@ -373,8 +373,8 @@ def memory(
     parts: list[list[Term]] = []
     request_bytes = []
     for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
-        kind = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
-        parts.append(kind(part.plan, checkpoints))
+        terms_of = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
+        parts.append(terms_of(part.plan, checkpoints))
         # The arrays of rounds with a synchronisation, and with a request of each silo.
         request_bytes.append(part.plan.horizon * (1 + len(part.clique)))
     hops = 8 * plan.silos * (plan.gamma + 1)

@@ -267,8 +267,8 @@ def run_one(
 
 # ---- Memory of the step driver -------------------------------------------------------------------
 
-#: Memory of a silo in the step driver: bytes of its objects, size of its arrays in statistics, and
-#: statistics for each tree level.
+#: Memory of a silo in the step driver: bytes of its objects, number of its arrays that have the
+#: size of a statistic, and number of further such arrays for each tree level.
 SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
@@ -319,8 +319,8 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
 def together(plan: Plan) -> bool:
     """Return whether the compiled driver can run the plan together with others.
 
-    It cannot run a plan with a trigger together with others, because it then rewinds and repeats
-    rounds. It cannot run a plan in which each user's message is sent individually at all.
+    A plan with a trigger must run separately, because the driver then rewinds and repeats rounds.
+    A plan in which each user's message is sent individually runs in the step driver only.
     """
     return plan.trigger is None and not plan.individual
 

@@ -1,4 +1,4 @@
-"""Audits of protocol "user-bit": what is seen of one user, for two rewards.
+"""Audits of protocol "user-bit": the messages that depend on one user, for two rewards.
 
 The two data sets differ in the reward of one user, which is the least or the largest one. With
 ``batch_size = 1`` the silo's report is the user's features times the value of the user's bit. If a

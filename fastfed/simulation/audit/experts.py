@@ -61,7 +61,7 @@ def chosen_experts(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> 
 class Switching:
     """One client with Fed-SVT: only round 1 differs between the worlds.
 
-    All losses are 0 in the quiet rounds after round 1, and then 1 for every expert, which causes
+    All losses are 0 in rounds 2 to ``quiet``. Later they are 1 for every expert, which causes
     switches.
     """
 
@@ -72,7 +72,7 @@ class Switching:
     horizon: int
     #: Losses of the first round in the two worlds.
     first: tuple[tuple[float, ...], tuple[float, ...]]
-    #: Planted fault: compare as Algorithm 5 is printed (line 9), unknown to the certificate.
+    #: Planted fault, unknown to the certificate: the comparison as printed in Algorithm 5, line 9.
     printed: bool = False
 
     def plan(self) -> SparseVectorPlan:
@@ -347,6 +347,7 @@ class Vertices:
         return replace(plan, phases=tuple(phases), privacy=claim)
 
 
+#: The replaced loss of client 0 in the two worlds.
 VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
 # Difference of the experts' mean scores in noise scales, averaged over both worlds.
 _GAP = 0.45

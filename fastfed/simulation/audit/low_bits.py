@@ -223,7 +223,7 @@ def _tree_channel(name: str, records: Records) -> Channel:
     vectors = Records(len(records), SUM_DIMENSION, records.seed).features
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-        """Return the first running sum, of the vector of candidate ``index``."""
+        """Return the first running sum: the vector of candidate ``index`` plus noise."""
         silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
         total = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
         return total.add(vectors[index])

@@ -56,7 +56,7 @@ class Leaking(Silo):
     """A planted fault: the data of local rounds also enter the batch."""
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Learn the features x and the reward y of a round; local ones enter the batch too."""
+        """Learn the features x and the reward y; in local rounds they enter the batch too."""
         if self.plays_own:
             self._randomizer.observe(x, y)
         super()._learn(x, y)
@@ -85,7 +85,7 @@ class Users:
         return cls(x / np.linalg.norm(x, axis=-1, keepdims=True), draw.random(x.shape[:-1]))
 
     def replaced(self, round: int, other: Users) -> Users:
-        """Return these users with one user of silo 0 replaced by the first user of ``other``."""
+        """Return these users; the first of ``other`` replaces silo 0's user in ``round``."""
         # Round t is row t - 1.
         x, y = self.contexts.copy(), self.rewards.copy()
         x[round - 1, 0], y[round - 1, 0] = other.contexts[0, 0], other.rewards[0, 0]

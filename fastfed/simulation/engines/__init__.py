@@ -67,9 +67,9 @@ class Engine(Protocol):
     ) -> Iterator[Finished]:
         """Run the batches, and yield each one as it finishes.
 
-        Workers write ``snapshots`` into the output folder; workers that do not see the folder send
-        them. An exception in an environment is raised here. If a batch of runs kills every worker
-        that runs it, an EngineError names it after all other batches were run.
+        Workers write ``snapshots`` into the output folder, or send them to this process if they do
+        not see the folder. An exception in an environment is raised here. If a batch of runs kills
+        every worker that runs it, an EngineError names it after all other batches were run.
         """
         ...
 
@@ -220,7 +220,7 @@ def _named(module: str, name: str) -> Any:
 # ---- Batches of runs whose workers died: tried again, then curve by curve, then reported ---------
 
 
-#: Workers that a batch of runs may lose while other batches run, which may have used up the memory.
+#: Workers that a batch may lose while other batches run: the others may have used up the memory.
 MAX_TRIES = 3
 
 #: If this many batches of runs have died and none was finished, the batches are not the reason.
@@ -252,7 +252,7 @@ def run_all_rounds(
 ) -> Iterator[Finished]:
     """Run all batches by ``run_round``, and yield them as they finish.
 
-    Batches whose workers died are run again, one curve at a time and nothing else at once. After
+    Batches whose workers died are run again, one curve at a time, while nothing else runs. After
     everything else was run, an EngineError names the curves that still kill their workers.
     """
     unfinished = yield from run_round(batches, False)

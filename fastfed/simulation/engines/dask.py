@@ -2,7 +2,8 @@
 
 Batches of runs are sent in blocks. Each block is a task without dependencies, and its key names the
 batches. The scheduler reassigns the tasks of a dead worker automatically. A task that has killed
-too many workers ends with a KilledWorker; its batches are then tried again one by one (`poisoned`).
+too many workers ends with a KilledWorker; its curves are then tried again one by one
+(`run_all_rounds`).
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def _play_tasks(
 
 
 def _result(future: Any) -> tuple[Any, Exception | None]:
-    """Return (result, None) of a task, or (None, its exception); EngineError if both are lost."""
+    """Return (result, None) or (None, exception) of a task; raise EngineError if both are lost."""
     try:
         if future.status == "error":
             return None, future.exception()
@@ -329,7 +330,7 @@ def _client(address: str) -> Client:
     """Return a client of the scheduler at an address.
 
     A client that fails is closed at once. Otherwise its destructor would wait for a lock that a
-    starting client holds, a deadlock if garbage is collected in the starting client's thread.
+    starting client holds. This is a deadlock if garbage is collected in the thread of that client.
     """
     client = Client.__new__(Client)
     try:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from fastfed import _signals
-from fastfed.simulation import dispatch as playing
-from fastfed.simulation import snapshots as keeping
+from fastfed.simulation import dispatch
+from fastfed.simulation import snapshots as snapshot_files
 from fastfed.simulation.dispatch import Interrupted, RunBatch, check_threads
 from fastfed.simulation.engines import Engine, Finished, Progress
 from fastfed.simulation.experiment import Experiment
@@ -69,13 +69,13 @@ class Local:
 
         def job(batch: RunBatch) -> Finished:
             """Run one batch and return its outcomes with the time taken."""
-            timed = playing.run_together(
+            timed = dispatch.run_together(
                 experiment, batch, batch_threads, on_progress, snapshots=snapshots
             )
             return Finished(batch, timed.outcomes, timed.seconds, batch_threads)
 
         def serve() -> None:
-            """Run batches from the queue until it ends or the run stops."""
+            """Run batches from the queue until the queue ends or the engine is stopped."""
             while (batch := tasks.get()) is not None and not stop.is_set():
                 try:
                     results.put(job(batch))
@@ -120,6 +120,6 @@ def _join(pool: list[threading.Thread]) -> None:
     for thread in pool:
         while thread.is_alive():
             thread.join(0.05)
-            if time.monotonic() > until and thread.ident not in keeping.writers():
+            if time.monotonic() > until and thread.ident not in snapshot_files.writers():
                 break
     left_behind()

@@ -73,14 +73,14 @@ def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> 
         connection.send((HELLO, None))
         packed, experiment = connection.recv(), None
         while True:
-            batch = connection.recv()
+            request = connection.recv()
             try:
                 experiment = experiment or unpack(packed)
-                if isinstance(batch, Timing):
-                    connection.send((TIMED, seconds_of(experiment, batch.positions)))
+                if isinstance(request, Timing):
+                    connection.send((TIMED, seconds_of(experiment, request.positions)))
                     continue
                 timed = run_together(
-                    experiment, batch, threads, _progress_sender(connection), snapshots=snapshots
+                    experiment, request, threads, _progress_sender(connection), snapshots=snapshots
                 )
                 connection.send((ENDED, (timed.outcomes, timed.seconds)))
             except Interrupted:
@@ -127,8 +127,8 @@ def portable(error: Exception) -> Exception:
 
 
 # ---- In the main process -------------------------------------------------------------------------
-# The pools of the standard library lose all workers if one dies, and do not tell what it was
-# running. Here every worker has a separate pipe, so a dead worker costs only the batch that it ran.
+# The pools of the standard library lose all workers if one dies, and do not report which task it
+# ran. Here every worker has a separate pipe, so a dead worker costs only the batch that it ran.
 
 
 #: After a batch of runs shorter than this, a worker gets two batches, so that it need not wait.
@@ -145,7 +145,7 @@ def open_engine(
 
 @dataclass(frozen=True)
 class Processes:
-    """Runs each batch in one worker; with fewer batches than threads, workers have several."""
+    """Runs each batch in one worker; if batches are few, each worker has several threads."""
 
     threads: int
     at_once: int | None = None
@@ -323,7 +323,7 @@ class WorkerPool:
 
 
 # ---- Predicted times of batches of runs ----------------------------------------------------------
-# They are measured in a worker, so that a user's function that ends its process does not end the
+# Times are measured in a worker, so that a user's function that ends its process does not end the
 # main process.
 
 
