@@ -21,7 +21,8 @@ from fastfed._validate import InputError, choice, integer, number, show
 #: Kinds of reward distributions; the same numbers are in src/ff_environment.h.
 REWARD_KINDS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
-#: A larger number of actions is a typing error, and would fill the memory (so would MAX_DIMENSION).
+#: A larger number of actions is a typing error. It would fill the memory, as would more features
+#: than MAX_DIMENSION.
 MAX_ACTIONS = 2**31 - 1
 
 #: Condition of a user-level guarantee that concerns the environment, not the mechanism.
@@ -381,7 +382,7 @@ def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
 
 
 def chances(means: np.ndarray) -> np.ndarray:
-    """Round probabilities (d,) to multiples of 2^-31, and return the multiples as uint32."""
+    """Round probabilities (d,) to multiples of 2^-31, and return their numerators as uint32."""
     return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 

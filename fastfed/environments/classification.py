@@ -396,7 +396,7 @@ class Classification(PoolEnvironment):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
-        # The digest identifies records of tables and arrays; "norm" is in all existing stores.
+        # The digest identifies records of tables and arrays. Their name is "norm" in all stores.
         name, digest = "norm", None
         if self._shipped:
             name = str(self.data)

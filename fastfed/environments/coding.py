@@ -241,11 +241,11 @@ def features_of(
         )
     if len(declared) == len(names):
         return np.hstack(parts), ("features are scaled and coded by declared ranges",)
-    what = "the least and largest value of each column"
-    what += " that is not declared" if declared else ""
-    what += ", the categories" if coded_as_text else ""
-    what += " and which columns have missing values" if missing else ""
-    notes = [f"features are scaled and coded from the data: {what} are taken as public"]
+    public_facts = "the least and largest value of each column"
+    public_facts += " that is not declared" if declared else ""
+    public_facts += ", the categories" if coded_as_text else ""
+    public_facts += " and which columns have missing values" if missing else ""
+    notes = [f"features are scaled and coded from the data: {public_facts} are taken as public"]
     # Notes name columns only: a certificate must not contain cells.
     mostly_numbers = [name for name in coded_as_text if table.mixed(name)]
     if mostly_numbers:
@@ -284,9 +284,9 @@ def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
         " and ".join(map(show, spellings)) for spellings in by_case.values() if len(spellings) > 1
     ]
     if variants:
-        which = variants[0] if quoted else "texts that differ in upper and lower case only"
+        found_text = variants[0] if quoted else "texts that differ in upper and lower case only"
         warnings.warn(
-            f"{table.path}: column {show(name)} has {which}, which count as different: write "
+            f"{table.path}: column {show(name)} has {found_text}, which count as different: write "
             "them in the same way if they mean the same",
             stacklevel=3,
         )
@@ -354,12 +354,12 @@ def _classes(table: Table, label: str) -> np.ndarray:
     return classes
 
 
-#: A label with more classes than this, and fewer records of each class than the second number, is
-#: rather a number than a class.
+#: A label probably holds numbers, not classes, if it has more classes than the first number and
+#: on average fewer records of each class than the second.
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
-#: Labels with numbers that are not whole seem to be numbers if there are more classes than this.
+#: The same for a label with numbers that are not whole, if it has more classes than this.
 _MANY_FRACTION_CLASSES = 10
-#: Fewer whole numbers, or texts, in a feature column may all differ by chance.
+#: In a feature column with fewer whole numbers, or fewer texts, all may differ by chance.
 _MANY_NUMBERS, _MANY_TEXTS = 50, 20
 #: With more classes, numbers that are not whole are refused: a run would take too long.
 _MAX_FRACTION_CLASSES = 100

@@ -45,7 +45,7 @@ FORMATS: dict[str, tuple[str, str, str] | None] = {
     "open-bandit": ("item_id", "click", "propensity_score"),
     "vw": None,
 }
-#: Keys of tables alone.
+#: Keys that are only for tables.
 _TABLE_KEYS = (
     *("action", "reward", "propensity", "silo", "columns", "ranges", "where", "missing"),
     *FILE_PARTS,
@@ -316,10 +316,10 @@ class Log:
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         """Return the properties of the training rows for M silos and T rounds."""
         rounds = self.rounds(silos)
-        most = min(len(part) for part, _ in self.parts(silos))
-        if horizon > most:
+        longest = min(len(part) for part, _ in self.parts(silos))
+        if horizon > longest:
             raise InputError(
-                f"horizon must be <= {most}, train = {self.train:g} of the rows of the smallest "
+                f"horizon must be <= {longest}, train = {self.train:g} of the rows of the smallest "
                 f"silo, got {horizon}"
             )
         return EnvironmentSpec(
@@ -367,7 +367,7 @@ class Log:
         return self._rounds[silos]
 
     def parts(self, silos: int | None) -> list[tuple[range, range]]:
-        """Return the rounds of each silo for training and those for evaluation."""
+        """Return for each silo its rounds for training, and its rounds for evaluation."""
         starts = self.rounds(silos).silo_starts.tolist()
         parts = []
         for first, last in pairwise(starts):
@@ -552,9 +552,9 @@ def _silo_order(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
         if silos > count:
             raise InputError(f"silos must be at most the {count} rows, got {silos}")
         return equal_blocks(count, silos), np.arange(count)
-    present = int(raw.owner.max()) + 1
-    if silos not in (None, present):
-        raise InputError(f"silos must be the {present} silos of the log, got {silos}")
+    silos_of_log = int(raw.owner.max()) + 1
+    if silos not in (None, silos_of_log):
+        raise InputError(f"silos must be the {silos_of_log} silos of the log, got {silos}")
     starts = np.concatenate([[0], np.cumsum(np.bincount(raw.owner))])
     return starts, np.argsort(raw.owner, kind="stable")
 

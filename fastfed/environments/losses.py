@@ -168,10 +168,10 @@ def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float
 def square_minimum(means: np.ndarray) -> float:
     """Return the least value of ``square_loss`` over the simplex, for mu = ``means``.
 
-    At the minimum, <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda where x_n > 0, and is at least
-    lambda elsewhere. With s = <mu, x> this is x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So the
-    support consists of the k experts with the least means, for some k. For each k, s and lambda
-    solve two linear equations.
+    At the minimum x there is a number lambda: <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda
+    where x_n > 0, and is at least lambda elsewhere. With s = <mu, x> this means that x_n =
+    (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So the support consists of the k experts with the least
+    means, for some k. For each k, s and lambda solve two linear equations.
     """
     if means.min() == 0.0:
         return 0.0

@@ -403,7 +403,7 @@ class PoolEnvironment(ABC):
                 f"{horizon}"
             )
         low, high = float(pool.means.min()), float(pool.means.max())
-        # The least and largest reward of these data are no bound: a different record may exceed it.
+        # The least and largest reward of these data are no bounds for other data.
         bounds = {"none": self.declared_rewards(), "bernoulli": (0.0, 1.0), "gaussian": None}
         if self.reward.kind == "bernoulli" and not (low >= 0.0 and high <= 1.0):
             raise InputError(

@@ -235,9 +235,9 @@ def read_table(
     path = Path(data)
     if not os.path.isdir(path):
         return _read_file(path, *parts)
-    names = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "~$"))]
+    visible = [p for p in sorted(path.iterdir()) if not p.name.startswith((".", "~$"))]
     for endings in (ENDINGS, _FURTHER_ENDINGS):
-        if files := [p for p in names if p.name.lower().endswith(endings)]:
+        if files := [p for p in visible if p.name.lower().endswith(endings)]:
             return _combine(_by_stem(files, *parts), str(path), shared)
     raise InputError(f"{path} must hold a table for each silo ({_KINDS}), has none")
 

@@ -190,7 +190,8 @@ def _change_curves(spec: dict[str, Any], key: str, value: Any) -> None:
     tables = _curves(spec)
     label, _, name = key.removeprefix("curve").lstrip(".").rpartition(".")
     labels = _labels(tables)
-    # "LDP, epsilon = 1.0" is a label of one curve of the sweep "LDP". Its key ends at the sign =.
+    # "LDP, epsilon = 1.0" is the label of one curve of the sweep "LDP". If a user writes this label
+    # in --set, KEY ends at its first =, so it is only "curve.LDP, epsilon".
     swept = key.removeprefix("curve").lstrip(".")
     for sweep in labels:
         if swept.startswith(f"{sweep}, ") and label not in labels:

@@ -65,7 +65,7 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
     if not sources:
         raise InputError("parts must be at least one output folder, got none")
     for source in sources:
-        with Store.open_existing(source):  # checks that it is one, and its digests
+        with Store.open_existing(source):  # checks that there is a store, and its digests
             pass
     folders = [*([target] if (target / FILE).is_file() else []), *sources]
     identities = [msgspec.json.decode(read_meta(each / FILE)["identity"]) for each in folders]
@@ -98,10 +98,11 @@ def missing_replicates(results: Results) -> str:
     if not incomplete:
         return ""
     numbers = missing[incomplete[0]]
-    which = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
+    numbers_text = f"{numbers[0]}" if len(numbers) == 1 else f"{len(numbers)} from {numbers[0]} on"
     others_text = f" and {len(incomplete) - 1} more" if len(incomplete) > 1 else ""
     return (
-        f"replicates below {end} are missing ({which}, of {show(incomplete[0])}{others_text}): "
+        f"replicates below {end} are missing "
+        f"({numbers_text}, of {show(incomplete[0])}{others_text}): "
         "merge the parts that have them, or run `fastfed run` into this folder with "
         f"--replicates {end}"
     )
@@ -163,7 +164,7 @@ def _copy(source: Path, target: Path, private: bool) -> None:
 
 
 def _copy_all(source: Path, target: Path, private: bool) -> None:
-    """Copy a whole store to the new file ``target``, which is only its owner's if ``private``.
+    """Copy a whole store to the new file ``target``; if ``private``, only its owner may read it.
 
     The copy has a temporary name until it is complete.
     """

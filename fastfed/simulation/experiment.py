@@ -78,7 +78,7 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of curves. Curves of one problem have equal contexts and reward noise."""
+    """Environment and sizes of curves. All its curves see equal contexts and reward noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec

@@ -257,7 +257,7 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Return all writable arrays of the states of curves, except caches.
 
     ``states`` holds a dict of `compiled.state` for each curve. The arrays have the name
-    "curve.field", or "curve.trigger.field". A few of the arrays belong to the plan and never change.
+    "curve.field", or "curve.trigger.field". A few arrays belong to the plan and never change.
     """
     arrays = {}
     for i, state in enumerate(states):
