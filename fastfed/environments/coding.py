@@ -357,7 +357,7 @@ def _classes(table: Table, label: str) -> np.ndarray:
 #: A label probably holds numbers, not classes, if it has more classes than the first number and
 #: on average fewer records of each class than the second.
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
-#: The same for a label with numbers that are not whole, if it has more classes than this.
+#: A label with fractions such as 1.5 probably holds numbers if it has more classes than this.
 _MANY_FRACTION_CLASSES = 10
 #: In a feature column with fewer whole numbers, or fewer texts, all may differ by chance.
 _MANY_NUMBERS, _MANY_TEXTS = 50, 20

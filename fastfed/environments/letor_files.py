@@ -224,7 +224,7 @@ def _parse_into_cache(
             "features": parts.features.width,
             "queries": parts.qids.rows,
             "unjudged": parsed.unjudged,
-            "returning": 0,  # earlier versions read such files, and look for this key
+            "returning": 0,  # earlier versions of fastfed also read this file, and need this key
         }
         write_meta(temporary, meta)
 
@@ -406,7 +406,7 @@ def _load_rows(folder: Path) -> LetorRows | None:
 
 
 def _entry_folder(stamps: list[_Stamp], missing: bytes | None) -> Path:
-    """Return the cache folder for source files with these stamps, and a text of missing values."""
+    """Return the cache folder of the source files with these stamps, read with this ``missing``."""
     key: list[Any] = [FORMAT, [[s.name, s.size, s.mtime_ns] for s in stamps]]
     text = json.dumps(key if missing is None else [*key, missing.decode()])
     return cache_folder() / "letor" / hashlib.sha256(text.encode()).hexdigest()[:32]

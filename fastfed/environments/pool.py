@@ -34,7 +34,7 @@ MAX_SHARE_LEFT_OUT = 0.0025
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Finite action sets: query q offers the rows starts[q] .. starts[q + 1].
+    """Finite action sets: query q offers the rows starts[q] .. starts[q + 1] - 1.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Pool:
     starts : ndarray of int64, shape (queries + 1,)
         First row of each query, and n.
     silo_starts : ndarray of int64, shape (silos + 1,)
-        Silo i owns the queries silo_starts[i] .. silo_starts[i + 1].
+        Silo i owns the queries silo_starts[i] .. silo_starts[i + 1] - 1.
     notes : tuple of str
         Caveats for the certificate, one sentence each.
     theta : ndarray, shape (d,), or None
@@ -155,8 +155,8 @@ class Pool:
         """Principal directions of the rows, from which compiled code bounds scores, or None.
 
         They are the top eigenvectors of the second moments of DIRECTION_QUERIES queries. The
-        property is None if the dimension is small, or if more than 60 eigenvectors are needed to
-        capture almost all of the second moments.
+        property is None if the pool or the dimension is small, or if more than 60 eigenvectors are
+        needed to capture almost all of the second moments.
         """
         if (
             self.queries < DIRECTION_QUERIES

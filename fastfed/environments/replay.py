@@ -123,7 +123,7 @@ def records_pool(
 
     Let z (p + 1,) be the features of a record and a constant 1, divided by the largest norm of all
     records (or, with ``norm``, scaled down to norm at most ``norm`` and divided by ``norm``). The
-    features phi(c, a) of action a are
+    features phi(c, a) of record c and action a are
 
     - "projection": P_a z. The public matrices P_a (dimension, p + 1) have orthonormal columns (if
       dimension >= p + 1) or rows, from the QR factorisation of a Gaussian matrix drawn with
@@ -234,9 +234,9 @@ def _silo_numbers(silo: ArrayLike, count: int) -> np.ndarray:
 def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     """Return the records with a constant 1 appended, shape (n, p + 1), scaled to norms below 1.
 
-    Records are divided by ``norm``, and longer ones by their norm. If ``norm`` is None, all are
-    divided by the largest norm. ``width`` is the number of features of an action: it bounds the
-    rounding error of norms in float32.
+    Each record is divided by ``norm``, or by its norm if that is larger. If ``norm`` is None, all
+    records are divided by the largest norm. ``width`` is the number of features of an action: it
+    bounds the rounding error of norms in float32.
     """
     z = np.hstack([features, np.ones((len(features), 1))])
     with np.errstate(over="ignore"):
@@ -372,7 +372,7 @@ class Replay(PoolEnvironment):
         self.rounds, self.mask, offered = _checked_masks(shape, self.rounds, self.mask)
         self._offered = None if offered.all() else offered
         if self._offered is not None:
-            # Entries that do not count are 0, whatever they were.
+            # Set entries that do not count to 0.
             contexts = np.where(offered[..., None], contexts, np.float32(0.0))
             rewards = np.where(offered, rewards, 0.0)
         array("contexts", contexts, dtype=np.float32)

@@ -32,7 +32,7 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
     declared : mapping or None
         The value of the option; None is an empty mapping.
     key : {"ranges", "where"}
-        Name of the option. The interval of ``where`` may be one number.
+        Name of the option. Only in an interval of ``where``, low may equal high.
     """
     if declared is None:
         return {}
@@ -76,7 +76,7 @@ def check_missing(missing: Any) -> None:
 
 
 def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) -> Table:
-    """Return the table with cells emptied whose text means a missing value.
+    """Return the table with empty cells in place of texts that mean a missing value.
 
     Parameters
     ----------

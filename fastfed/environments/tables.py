@@ -76,8 +76,8 @@ class Table:
     notes : tuple of str
         Sentences for the certificate, if the table has an unusual separator or decimal commas.
     partial : dict of str to str
-        For a table of several files or frames: maps a column that only some of them have to one
-        file or frame without it.
+        For a table of several files or frames. For each column that only some of them have, it
+        names one file or frame without this column.
     """
 
     path: str
@@ -197,11 +197,11 @@ def read_table(
     Parameters
     ----------
     data : path, list of paths, frame or mapping
-        A CSV file (.csv or .tsv), also compressed by gzip, bzip2, xz or zstd, a Parquet, Feather,
-        Excel (.xlsx) or SQLite file, a ZIP archive of one such file, or a frame that narwhals
-        supports, such as one of pandas, polars or Arrow. For several silos, a folder of files, a
-        list of files, or a mapping of names to frames or files. A
-        column "silo" with these names is then added.
+        One file: CSV (.csv or .tsv), also compressed by gzip, bzip2, xz or zstd; Parquet, Feather,
+        Excel (.xlsx) or SQLite; or a ZIP archive of one such file. Or one frame that narwhals
+        supports, such as one of pandas, polars or Arrow. Or one table for each silo: a folder of
+        files, a list of files, or a mapping of names to frames or files. A column "silo" with the
+        names of the tables is then added.
     shared : bool
         True to keep the columns that all tables of silos have. By default all tables must have the
         same columns.

@@ -125,7 +125,7 @@ def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) 
 
 
 def is_baseline(results: Results, curve: CurveResult) -> bool:
-    """Return True for the curve that ``figure.baseline`` names, or by default for silos alone."""
+    """Return whether ``figure.baseline`` names a curve; by default if its silos share nothing."""
     named = results.figure.get("baseline")
     return curve.algorithm == LOCAL_SYSTEM if named is None else curve.label == named
 
@@ -133,9 +133,9 @@ def is_baseline(results: Results, curve: CurveResult) -> bool:
 def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
     """Return the curve that a curve is compared with; None if there is none.
 
-    This is the curve that ``figure.baseline`` names. By default it is the curve of silos alone
-    (``local-linucb``) with the same number of silos and features. If there are several such curves,
-    it is the one of least regret.
+    This is the curve that ``figure.baseline`` names. By default it is the curve of silos that share
+    nothing (``local-linucb``), with the same number of silos and features. If there are several
+    such curves, it is the one of least regret.
     """
     if is_baseline(results, curve):
         return None

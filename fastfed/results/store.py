@@ -252,7 +252,7 @@ class Store:
         folder_existed = folder.exists()
         with ExitStack() as stack:
             stack.enter_context(_name_holder(path))
-            # Results of real records are not private, so only this user may read them.
+            # Results of real records are not protected by noise, so only this user may read them.
             private = any("about_records" in curve.facts for curve in curves)
             stack.enter_context(held_for_writing(folder, private))
             # Check again: another process may have created the store before the lock was held.

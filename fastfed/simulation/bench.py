@@ -123,6 +123,7 @@ class LetorPool(PoolEnvironment):
                 block = np.exp(log_features) * (generator.random((size, dimension)) > 1.0 / 3.0)
             block[:, 0] = 1.0
             blocks.append(block)
+        # Scale the rows as `Letor` does: columns by their largest value, an intercept, norms <= 1.
         rows = np.concatenate(blocks)
         rows /= rows.max(axis=0)
         rows[:, 0] = 0.01
@@ -466,7 +467,7 @@ def measure(
 def measure_all(
     names: Sequence[str], reference: Reference | None, repeats: int = 5
 ) -> list[dict[str, Any]]:
-    """Return the result rows of the cases with these names, each with current peak rates."""
+    """Return the result rows of the cases with these names; measure peak rates for each case."""
     cases = [case for case in CASES if case.name in names]
     return [measure(case, reference, repeats, measure_peaks) for case in cases]
 

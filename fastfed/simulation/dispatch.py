@@ -154,7 +154,7 @@ def missing_batches(
     """Return the batches of runs that an experiment still needs, each of at most ``max_curves``.
 
     ``done_pairs`` holds a pair (curve position, replicate) for every finished run. Curves of one
-    problem are run together if computing its contexts, which they share, takes time.
+    problem share its contexts. They are run together if computing the contexts takes time.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -255,9 +255,9 @@ def predict_seconds(
 ) -> float:
     """Predict how many seconds the batches of runs will take on ``threads`` threads.
 
-    Batches over the same curves take equal time. ``timed`` holds the seconds of a batch by its
-    curve positions. If curves are missing in it, the prediction is infinite. Without ``timed``, a
-    few rounds of each kind of batch are run and timed here.
+    Batches over the same curves take equal time. ``timed`` maps the curve positions of a batch to
+    its seconds. If it lacks a batch, the prediction is infinite. Without ``timed``, a few rounds of
+    each kind of batch are run and timed here.
     """
     if not batches:
         return 0.0
@@ -291,7 +291,7 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
 
     while timed(rounds) < TIMED_SECONDS and rounds < horizon:
         rounds = min(8 * rounds, horizon)
-    # The first rounds are slower, because all their actions tie, so time later rounds too.
+    # In the first rounds all actions tie, which takes longer. So time later rounds too.
     rounds = min(3 * rounds, horizon)
     return timed(rounds) * horizon / rounds
 
@@ -299,7 +299,8 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
 # ---- Memory of an experiment, and a division of its work that fits -------------------------------
 #
 # Results do not depend on how many batches of runs are run at once, or how many curves are in each.
-# Both numbers are reduced until the run fits; it is refused only if one curve at a time does not.
+# Both numbers are reduced until the run fits. It is refused only if not even one curve at a time
+# fits.
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6

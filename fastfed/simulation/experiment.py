@@ -78,7 +78,7 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of curves. All its curves see equal contexts and reward noise."""
+    """Environment and sizes of curves. Curves of a problem see equal contexts and reward noise."""
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
@@ -356,8 +356,8 @@ def sweeps(key: str, values: list[Any]) -> bool:
 
     A few keys have a list as their value, for example the edges of a graph.
     """
-    edges = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
-    return key not in LISTS and not (edges and values)
+    is_one_value = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
+    return key not in LISTS and not (is_one_value and values)
 
 
 def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
@@ -599,13 +599,13 @@ LATER: dict[str, Any] = {
     ),
 }
 
-#: The same for keys that are new only for some algorithms.
+#: Such keys that are new only for some algorithms, by algorithm.
 LATER_OF: dict[str, dict[str, Any]] = {
     name: {"silo_epsilon": None, "silo_delta": None, "returning": 1}
     for name in ("feducb", "feducb-decentralized")
 }
 
-#: The same for keys inside a table.
+#: Such keys inside a table, as "table.key".
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
 
 #: Most bytes of gradients, and most exchanges, of one replicate of a curve with experts.

@@ -1,8 +1,8 @@
 """The driver of curves with experts: message by message, or from sums over all clients.
 
-The fast driver gets the sum of all clients' losses, or all clients' gradients, from the compiled
-losses, and passes it to the same server. Losses are integer multiples of a unit, so their sums are
-exact, and both drivers and any number of threads give the same bits.
+The fast driver gets sums of all clients' losses, or all clients' gradients, from compiled code, and
+passes them to the same server as the step driver. Losses are integer multiples of a unit, so their
+sums are exact, and both drivers and any number of threads give the same bits.
 
 A *stretch* is a range of rounds between two exchanges of messages, in which the decision x does not
 change.
@@ -53,7 +53,7 @@ class Ledger:
     have the same rounding errors.
     """
 
-    #: Attributes that rounds change, for snapshots.
+    #: Attributes that change during a run, which snapshots store.
     KEPT: ClassVar = ("regret", "_at", "_lost", "_total", "_rounds", "_sums")
 
     def __init__(self, adversary: Adversary, checkpoints: np.ndarray) -> None:
@@ -392,7 +392,7 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
         and losses.silos <= loss_kernels.COURSE_SILOS
         and losses.silos * losses.experts <= MAX_COINS
         and plan.exchanges_before(last) == last - 1
-        # So that all losses are settled before and after these rounds.
+        # All losses must be settled before and after these rounds.
         and ledger._rounds == 0
         and last in ledger.checkpoints
     )
@@ -463,7 +463,7 @@ def run_sums(
     The decisions of a whole block of stretches are made in one call. ``exchange_flags`` is 1 at
     edges where messages are exchanged.
     """
-    losses, lost_losses = ledger.adversary.losses, course.lost
+    losses, cumulative_losses = ledger.adversary.losses, course.lost
     blocks = list(blocks_of(losses, edges, MAX_SUMS_TOGETHER))
     buffer = np.empty(
         (max((end - begin for begin, end in blocks), default=0), losses.experts), np.int64
@@ -480,10 +480,10 @@ def run_sums(
         decisions = np.zeros(0, np.int64)
         if count:
             decisions = decider.decide_many(
-                Stretches(sums[:count], losses.unit, flags[:count], lost_losses)
+                Stretches(sums[:count], losses.unit, flags[:count], cumulative_losses)
             )
-        # decide_many has added the losses before the last exchange to lost_losses; add the others.
-        lost_losses += sums[max(count - 1, 0) :].sum(axis=0)
+        # decide_many has added the losses before the last exchange; add the losses after it.
+        cumulative_losses += sums[max(count - 1, 0) :].sum(axis=0)
 
         def play(
             start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
@@ -721,7 +721,7 @@ class Scores:
         most_samples = rounds_of_call(self.losses)
         leaves: list[tuple[float, ...]] = []
         samples = 0
-        # As many leaves as one call can take, at least one.
+        # Visit as many leaves as fit into one call, at least one.
         for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
             samples += leaf.stop - leaf.start
             if leaves and samples > most_samples:
@@ -761,7 +761,7 @@ class Scores:
 def clients_of(
     losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
-    """Return an object that makes the sums of all clients' messages."""
+    """Return an object that computes the sums of all clients' messages."""
     return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 

@@ -38,7 +38,7 @@ class LogValue(msgspec.Struct, frozen=True):
     value : PolicyValue or None
         Estimate by inverse propensity weighting: unbiased if propensities are right and the logging
         policy can take every action. With several replicates, it is the value of the policy that
-        first draws one of them at random. None if the policy takes no logged action.
+        first draws one of their policies at random. None if the policy takes no logged action.
     normalised : PolicyValue or None
         The self-normalised estimate.
     noise_std : float or None

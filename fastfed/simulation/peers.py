@@ -216,7 +216,7 @@ def _with_start(curves: np.ndarray) -> np.ndarray:
 def _bytes_sent(
     plan: PeerPlan, part: Part, state: dict[str, Any], checkpoints: np.ndarray
 ) -> np.ndarray:
-    """Return the bytes sent over all edges by each checkpoint (C,), for one part's messages.
+    """Return the bytes of one part's messages over all edges up to each checkpoint, (C,).
 
     ``state`` is the part's final state: it states in which of the part's rounds its silos
     synchronised, and in which rounds each silo requested a synchronisation.
@@ -238,7 +238,7 @@ def _bytes_sent(
 
 
 def _report_crossings(edges: np.ndarray, rounds: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
-    """Return how many edges a clique's reports have crossed by each checkpoint, (C,).
+    """Return how many edges a clique's reports have crossed up to each checkpoint, (C,).
 
     All silos of the clique send reports at the end of the rounds ``rounds``. ``edges``
     (gamma + 1,) counts the edges that these reports have crossed after 0, 1, ... hops. The rounds
@@ -248,8 +248,8 @@ def _report_crossings(edges: np.ndarray, rounds: np.ndarray, checkpoints: np.nda
     reports_sent = np.searchsorted(rounds, checkpoints, side="right")
     if not len(rounds):
         return np.zeros(len(checkpoints))
-    # Rounds since the last reports. At the end of the round in which they are sent, they have
-    # crossed their first edges. All earlier reports have arrived.
+    # `age` is the number of rounds since the last reports were sent. At the end of that round they
+    # have crossed their first edges. All earlier reports have arrived.
     age = checkpoints - rounds[np.maximum(reports_sent - 1, 0)]
     crossed = (reports_sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(reports_sent > 0, crossed, 0).astype(np.float64)

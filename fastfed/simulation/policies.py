@@ -173,8 +173,8 @@ class PolicyPlan:
     def make(self, silo: int, seed: int, replicate: int) -> Policy:
         """Create the policy of one silo, before the first round.
 
-        Its class receives the sizes of the problem, the silo and a seed, if it has parameters of
-        the names in `OFFERED`, and the plan's ``parameters``.
+        Its class receives the plan's ``parameters``. It also receives the sizes of the problem, the
+        index of the silo and a seed, each only if it has a parameter of that name (see `OFFERED`).
         """
         policy_type = policy_class(self.policy)
         # 63 random bits, so that the seed fits into a signed 64-bit integer.

@@ -149,7 +149,8 @@ def run(
         if on_start is not None:
             on_start(batches, engine.threads)
         for finished in engine.play(experiment, batches, progress, snapshots):
-            # Curves of a batch are run together: each gets an equal share of its time and rounds.
+            # Curves of a batch are run together: each counts an equal share of the batch's time and
+            # agent-rounds.
             agent_rounds = experiment.agent_rounds(finished.work.positions) // len(
                 finished.outcomes
             )

@@ -82,14 +82,14 @@ class DelayedSilo(Silo):
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         super().__init__(plan, index, noise, keys)
-        self._draw, self._delay = noise.delay, plan.delay
+        self._draw_word, self._delay_of_word = noise.delay, plan.delay
         # Data points on their way, by the round in which they arrive.
         self._late: dict[int, list[tuple[np.ndarray, float]]] = {}
 
     def _learn(self, x: np.ndarray, y: float) -> None:
         """Draw when the data point of this round arrives, and learn those that arrive now."""
         round = self.round + 1
-        delay = self._delay(self._draw(self.index, round))
+        delay = self._delay_of_word(self._draw_word(self.index, round))
         if delay is not None:
             self._late.setdefault(round + delay, []).append((x, y))
         for point in self._late.pop(round, ()):
@@ -176,7 +176,7 @@ class Federation:
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send the messages that are due to the server, and its broadcast to their senders.
+        """Send all due messages to the server, and the server's broadcast to their senders.
 
         All silos are due together, unless they have their own clocks.
 
@@ -288,7 +288,7 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
     if isinstance(plan, DelayedPlan):
         bytes_per_silo += len(plan.arrivals) * (8 * plan.dimension + 2 * OBJECT)
-    # A message, its copy, and the copy of the shuffler.
+    # A message, its copy, and the shuffler's copy.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]
     if plan.individual and plan.encoding is not None:

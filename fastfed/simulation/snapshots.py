@@ -1,14 +1,14 @@
 """Snapshots of long batches of runs, from which an interrupted run resumes.
 
-A snapshot contains everything that later rounds depend on: between two calls of the compiled driver
-the arrays of its curves and a few numbers; between two exchanges of experts the states of server,
-clients and regret. So a resumed run has the same bits as an uninterrupted one. A snapshot is a file
-in the output folder. It is written at intervals, atomically, and deleted once the results of its
-batch of runs are committed. A snapshot that is damaged, or from a different experiment or version,
-is ignored, and its batch starts again.
+A snapshot contains everything that later rounds depend on. Between two calls of the compiled driver
+these are the arrays of its curves and a few numbers. Between two exchanges of experts they are the
+states of server, clients and regret. So a resumed run has the same bits as an uninterrupted one. A
+snapshot is a file in the output folder. It is written at intervals, atomically, and deleted once
+the results of its batch of runs are committed. A snapshot that is damaged, or from a different
+experiment or version, is ignored, and its batch starts again.
 
-It contains the data of the simulated silos, including raw sums of real records, so only its owner
-may read the file.
+A snapshot contains the data of the simulated silos, including raw sums of real records, so only its
+owner may read the file.
 """
 
 from __future__ import annotations
@@ -272,8 +272,9 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 def fields_of(objects: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """Return the attributes of objects that their classes list in ``KEPT``.
 
-    ``objects`` are named; the result maps "name.attribute" to an array. Return None if a class does
-    not define ``KEPT`` itself: a subclass that only inherits it may have further state.
+    ``objects`` maps names to objects, and the result maps "name.attribute" to an array. Return None
+    if a class does not define ``KEPT`` itself: a subclass that only inherits it may have further
+    state.
     """
     arrays = {}
     for prefix, value in objects.items():

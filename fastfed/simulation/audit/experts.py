@@ -379,7 +379,8 @@ def losses_of_run(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.nd
 def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
     """Return the log probabilities (2,) of the experts at each leaf of the last phase's first tree.
 
-    Losses are linear, so all leaves of a tree have the scores of its root, the mean of its losses.
+    Losses are linear, so all leaves of a tree have the scores of its root: the mean of the losses
+    of all its samples.
     """
     phase = plan.phases[-1]
     samples_at_root = plan.silos * phase.batch

@@ -246,7 +246,7 @@ def _rotated_mean_channel(
     draws: LaplaceDraws,
     send: Callable[[np.ndarray], np.ndarray],
 ) -> Channel:
-    """Return the channel of a winsorized mean whose private range has a single bin, about 0.
+    """Return the channel of a winsorized mean whose private range has a single bin, around 0.
 
     ``send(vectors)`` returns the released mean of vectors (n, d). ``draws`` states how the
     mechanism draws Laplace noise. A release is tested against all rotations of the vectors.

@@ -105,13 +105,13 @@ class Tally:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block SIGINT in processes and threads started in the ``with`` body; delay it in this one."""
+    """Block SIGINT in processes and threads started in the block; delay it in this thread."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     from multiprocessing import resource_tracker
 
-    # Start the tracker first: it would be started with the first process, and unblock SIGINT.
+    # Start the tracker now. Otherwise the first process starts it, and the tracker unblocks SIGINT.
     resource_tracker.ensure_running()
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -148,7 +148,7 @@ def pack(experiment: Experiment) -> bytes:
 
 
 def unpack(packed: bytes) -> Experiment:
-    """Return the experiment of `pack`, and cache it.
+    """Return the experiment that `pack` has pickled, and cache it.
 
     Raises InputError if this process has a different version of fastfed, reads different data, or
     lacks the user's module.

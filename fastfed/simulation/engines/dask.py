@@ -294,7 +294,7 @@ def _progress_sender(worker: Any, topic: str, key: str, batch: RunBatch) -> Call
     last_report, agent_rounds_done = time.perf_counter(), 0
 
     def on_progress(agent_rounds: int) -> None:
-        """Report progress to the scheduler every few seconds; stop if the task was cancelled."""
+        """If a report is due, report progress, or raise Interrupted if the task was cancelled."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
         if (seconds := time.perf_counter()) - last_report >= PROGRESS_SECONDS:

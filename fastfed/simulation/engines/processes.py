@@ -101,7 +101,7 @@ def _progress_sender(connection: Connection) -> Callable[[int], None]:
     last_report, agent_rounds_done = time.perf_counter(), 0
 
     def on_progress(agent_rounds: int) -> None:
-        """Report progress to the parent process every few seconds; stop if it is gone."""
+        """Report progress if a report is due; raise Interrupted if the main process has ended."""
         nonlocal last_report, agent_rounds_done
         agent_rounds_done += agent_rounds
         if (now := time.perf_counter()) - last_report >= PROGRESS_SECONDS:
