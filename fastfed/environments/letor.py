@@ -594,7 +594,7 @@ class Letor(PoolEnvironment):
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
         rows = self._rows()
-        # Keys that are left out keep the identity of results of earlier versions.
+        # Leaving out keys at their defaults keeps the identity of results of earlier versions.
         further: dict[str, Any] = {"unjudged": "left out"} if rows.unjudged else {}
         for name in ("theta_penalty", "missing"):
             if getattr(self, name) is not None:

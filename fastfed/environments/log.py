@@ -132,8 +132,8 @@ class Rounds:
     def features(self, round: int) -> np.ndarray:
         """Return the features of the logged action of a round, shape (d,).
 
-        They are products of the features of the round and of the action, which the public matrix of
-        ``maps`` then projects to fewer numbers.
+        They are products of the features of the round and of the action. If there are ``maps``, a
+        public matrix projects the products to fewer numbers.
         """
         z, action = self.z[round], int(self.chosen[round])
         if self.u is not None and self.starts is not None:
@@ -380,8 +380,9 @@ class Log:
     def _read_tables(self, silos: int | None) -> Rounds:
         """Read the table of a log, or one table for each silo, and return its rows for M silos."""
         # Tables of Open Bandit may differ in the columns of item affinities, which are no features.
-        by_format = self.format == "open-bandit"
-        table = read_table(self.data, self.columns is not None or by_format, self.sheet, self.table)
+        is_open_bandit = self.format == "open-bandit"
+        shared_columns = self.columns is not None or is_open_bandit
+        table = read_table(self.data, shared_columns, self.sheet, self.table)
         conditions = declared_columns(table, self.where, "where")
         ranges = declared_columns(table, self.ranges)
         table = selected(with_missing(table, self.missing, (ranges, conditions)), conditions)
@@ -395,7 +396,7 @@ class Log:
                 f"{', '.join(roles)} must be different columns, got {', '.join(role_names)}"
             )
         columns = self.columns
-        if columns is None and self.format == "open-bandit":
+        if columns is None and is_open_bandit:
             columns = [name for name in table.positions if name.startswith(_VISITOR_PREFIX)]
         feature_names = [name for name in table.positions if name not in role_names]
         count = len(table.cells)

@@ -130,8 +130,8 @@ def select(
     """Return the figures to simulate, and the omitted figures.
 
     Names are figure ids, and panels of a figure follow it. The name "all" selects all figures but
-    those that need data or too much time. The omitted figures are rows of the overview's table, by
-    figure id.
+    those that need data or too much time. The omitted figures are returned as rows of the
+    overview's table, by figure id.
     """
     if ALL not in names:
         return with_panels(names), {}

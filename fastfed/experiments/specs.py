@@ -118,7 +118,7 @@ def _toml_value(text: str) -> Any:
 def apply_changes(spec: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Change single keys of a spec's tables, in place.
 
-    A key is one of the top level (``horizon``), or of a table (``environment.dimension``,
+    A key is a top-level key (``horizon``), or names a key of a table (``environment.dimension``,
     ``figure.log``). ``curve.epsilon`` changes all curves whose algorithm has this key, and
     ``curve.LABEL.epsilon`` changes only the curves with this label. If a change affects the
     experiment, claims are not judged, and claims about removed curves are deleted.

@@ -45,7 +45,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     all_keys = {**before, **now}
     keys = [k for k in all_keys if before.get(k) != now.get(k)]
     if "curves" in keys:
-        # Entries of curves differ if the curves do.
+        # The other keys with entries for each curve also differ then; name only the curves.
         keys = [k for k in keys if k not in OF_CURVES[1:]]
     if keys != ["curves"]:
         return ", ".join(keys) or "keys"

@@ -90,7 +90,7 @@ def merge(parts: Sequence[str | Path], folder: str | Path) -> Results:
 def missing_replicates(results: Results) -> str:
     """Return a sentence about missing replicates; empty if none is missing.
 
-    A replicate is missing if a curve lacks it and some curve has it, or one with a larger number.
+    A replicate is missing if a curve lacks it although some curve has this or a later replicate.
     """
     end = max((max(curve.replicates, default=-1) + 1 for curve in results.curves), default=0)
     missing = {c.label: sorted(set(range(end)) - set(c.replicates)) for c in results.curves}

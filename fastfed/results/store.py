@@ -524,7 +524,7 @@ def _open(
 ) -> Iterator[Store]:
     """Open a store for writing, and update the figure settings, facts and certificates in it.
 
-    ``curves`` and ``meta`` are those of the experiment, ``threads`` is stored with the run's time.
+    ``curves`` and ``meta`` are those of the experiment; ``threads`` is stored with the run's time.
     """
     connection = sqlite3.connect(path, timeout=LOCK_SECONDS)
     try:

@@ -58,13 +58,13 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
     for replicate in range(REPLICATES):
         environment = problem.open(seed, replicate)
         assert isinstance(environment, environments.Environment)
-        draw = np.random.default_rng((seed, replicate))
-        silos = draw.integers(problem.silos, size=count)
-        rounds = draw.integers(1, horizon, endpoint=True, size=count)
+        generator = np.random.default_rng((seed, replicate))
+        silos = generator.integers(problem.silos, size=count)
+        rounds = generator.integers(1, horizon, endpoint=True, size=count)
         gaps = []
-        for silo, number in zip(silos.tolist(), rounds.tolist(), strict=True):
-            _, expected = environment.round(silo, number)
-            gaps.append(expected.max() - expected.mean())
+        for silo, round in zip(silos.tolist(), rounds.tolist(), strict=True):
+            _, expected_rewards = environment.round(silo, round)
+            gaps.append(expected_rewards.max() - expected_rewards.mean())
         means.append(np.mean(gaps))
     mean, stderr = mean_and_error(np.array(means))
     return mean * agent_rounds, stderr * agent_rounds

@@ -334,13 +334,13 @@ def memory_of_batch(
         terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
         most_bit_levels = max(getattr(plan, "bit_levels", 0) for plan in plans)
-        local_rounds = [getattr(plan, "own", None) for plan in plans]
-        grid = max((len(own.spreads) for own in local_rounds if own is not None), default=0)
+        local_plans = [getattr(plan, "own", None) for plan in plans]
+        grid = max((len(local.spreads) for local in local_plans if local is not None), default=0)
         threads_in_batch = 1 if steps else min(threads, first_plan.silos)
         terms.append(scratch_term(facts, most_bit_levels, len(plans), threads_in_batch, grid))
-    own = getattr(environment, "memory", None)
-    if own is not None:
-        size = int(own(first_plan.silos, first_plan.horizon, len(plans)))
+    environment_memory = getattr(environment, "memory", None)
+    if environment_memory is not None:
+        size = int(environment_memory(first_plan.silos, first_plan.horizon, len(plans)))
         terms.append(Term("data of a replicate", size, environment.kind))
     return terms
 
@@ -352,7 +352,7 @@ def results_term(curves: int, replicates: int, checkpoints: int) -> Term:
     curves, replicates and checkpoints.
     """
     cells = curves * replicates
-    # The results of all curves, a copy of one curve's results while they are assembled, the rounds.
+    # All results, a copy of one curve's results while this curve is assembled, and the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
     size += (24 + 2 * NUMBER) * checkpoints
     description = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"

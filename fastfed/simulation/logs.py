@@ -240,13 +240,14 @@ def _estimates(
 ) -> tuple[PolicyValue | None, PolicyValue | None]:
     """Estimate the value of a policy by inverse propensities, and self-normalised.
 
-    ``policy`` (n,) are its probabilities of the logged actions, and ``propensities`` (n,) those of
-    the logging policy. ``largest_weight`` bounds the ratios of the two, and ``largest_reward`` the
-    rewards (None: no bound). Return (None, None) if the policy never takes a logged action.
+    ``policy`` (n,) are the policy's probabilities of the logged actions, and ``propensities`` (n,)
+    the logging policy's. ``largest_weight`` bounds the ratios of the two, and ``largest_reward``
+    the rewards (None: no bound). Return (None, None) if the policy never takes a logged action.
     """
     if not policy.any():
         return None, None
-    # Only the probability of the logged action matters: call it 0, and all other actions 1.
+    # Only the probability of the logged action matters. In `table` it is action 0, and all other
+    # actions together are action 1.
     table = np.column_stack([policy, np.maximum(0.0, 1.0 - policy)])
     log = np.zeros(len(policy)), rewards, propensities, table
     limits: dict[str, Any] = {}

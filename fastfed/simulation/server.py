@@ -82,14 +82,14 @@ class DelayedSilo(Silo):
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         super().__init__(plan, index, noise, keys)
-        self._draw_word, self._delay_of_word = noise.delay, plan.delay
+        self._draw_bits, self._delay_of_bits = noise.delay, plan.delay
         # Data points on their way, by the round in which they arrive.
         self._late: dict[int, list[tuple[np.ndarray, float]]] = {}
 
     def _learn(self, x: np.ndarray, y: float) -> None:
         """Draw when the data point of this round arrives, and learn those that arrive now."""
         round = self.round + 1
-        delay = self._delay_of_word(self._draw_word(self.index, round))
+        delay = self._delay_of_bits(self._draw_bits(self.index, round))
         if delay is not None:
             self._late.setdefault(round + delay, []).append((x, y))
         for point in self._late.pop(round, ()):

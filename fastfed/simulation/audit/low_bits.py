@@ -225,8 +225,8 @@ def _tree_channel(name: str, records: Records) -> Channel:
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
         """Return the first running sum: the vector of candidate ``index`` plus noise."""
         silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
-        total = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
-        return total.add(vectors[index])
+        sums = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
+        return sums.add(vectors[index])
 
     std = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA).noise_std
     return _channel(name, records, released, np.full(SUM_DIMENSION, std))

@@ -209,7 +209,8 @@ def log_ratios_of_runs(
         noise = SeededNoise(seed, 2 * run + world)
         messages, shared = messages_of_silo(plan, noise, victim, pair[world])
         projection = column @ np.linalg.solve(plan.factor.matrix, messages)
-        ratios = records @ (projection * precision) - half_square  # record present against absent
+        # Log ratios for the record of each world: the messages contain it, or they do not.
+        ratios = records @ (projection * precision) - half_square
         # The probability that the user was shared, for an observer.
         coin = float(shared) if coin_is_public else local_plan.coin
         log_ratios[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
