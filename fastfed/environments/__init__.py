@@ -120,8 +120,8 @@ def environment_from_spec(spec: Any) -> Environment:
         if key not in fields:
             hint = misplaced(key) or listed(key, fields, "it takes")
             raise InputError(f'unknown key "{key}" for environment "{kind}"{hint}')
-        numbers = fields[key].type in ("int", "float", int, float)
-        if numbers and isinstance(keys[key], list):
+        is_number = fields[key].type in ("int", "float", int, float)
+        if is_number and isinstance(keys[key], list):
             raise InputError(
                 f"{key} must be one number, got {show(keys[key])}: a list of values belongs in a "
                 "[[curve]] table, which then is one curve for each value"

@@ -121,8 +121,8 @@ def _no_data(data: object) -> InputError:
     known_names = " or ".join(f'"{name}"' for name in PACKAGED_DATA)
     hint = nearest(data, list(PACKAGED_DATA)) if isinstance(data, str) else ""
     if isinstance(data, np.ndarray):
-        kind = f"an array of shape {data.shape}: records of arrays are Classification.from_arrays"
-        return InputError(f"data must be tables, got {kind}")
+        found = f"an array of shape {data.shape}: records of arrays are Classification.from_arrays"
+        return InputError(f"data must be tables, got {found}")
     if isinstance(data, str) and not hint:
         hint = ": there is no such file"
     return InputError(

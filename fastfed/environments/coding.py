@@ -188,7 +188,7 @@ def features_of(
     too_broad: list[str] = []
     coded_as_text: list[str] = []
     identifiers: list[str] = []
-    missing = False
+    any_missing = False
     for name in names:
         if name in declared:
             parts.append(_coded_by_range(table, name, declared[name]))
@@ -215,7 +215,7 @@ def features_of(
             coded[rows, [position[cell] for cell in present]] = 1.0
             parts.append(coded)
         if absent.any():
-            missing = True
+            any_missing = True
             parts.append(absent[:, None].astype(np.float64))
     if too_broad:
         # In a column of mostly numbers, the first cell that is no number.
@@ -244,7 +244,7 @@ def features_of(
     public_facts = "the least and largest value of each column"
     public_facts += " that is not declared" if declared else ""
     public_facts += ", the categories" if coded_as_text else ""
-    public_facts += " and which columns have missing values" if missing else ""
+    public_facts += " and which columns have missing values" if any_missing else ""
     notes = [f"features are scaled and coded from the data: {public_facts} are taken as public"]
     # Notes name columns only: a certificate must not contain cells.
     mostly_numbers = [name for name in coded_as_text if table.mixed(name)]

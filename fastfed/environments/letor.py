@@ -330,13 +330,13 @@ def _chunks(letor: LetorRows, columns: np.ndarray) -> Iterator[tuple[int, int, n
     first = 0
     with _reader(letor) as read_rows:
         while first < queries:
-            last = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
-            last = max(last, first + 1)
-            rows = read_rows(int(starts[first]), int(starts[last]))
+            end = int(np.searchsorted(starts, starts[first] + max_rows, side="right")) - 1
+            end = max(end, first + 1)
+            rows = read_rows(int(starts[first]), int(starts[end]))
             raw = np.full((len(rows), len(columns)), INTERCEPT)
             raw[:, position] = rows[:, columns[position] - 1]
-            yield first, last, raw
-            first = last
+            yield first, end, raw
+            first = end
 
 
 @contextmanager
@@ -383,7 +383,7 @@ def _fit_theta(
             relevance = letor.relevance[letor.starts[first] : letor.starts[last], None]
             stacked = np.vstack([factor, np.hstack([raw, relevance])])
             factor = np.asarray(np.linalg.qr(stacked, mode="r"))
-    # scikit-learn divides the squared loss by the number of rows, which is that of R, not of X.
+    # scikit-learn divides the squared loss by the number of rows: here the rows of R, not of X.
     row_ratio = len(letor.relevance) / len(factor)
     lasso = Lasso(alpha=penalty * row_ratio, fit_intercept=False, max_iter=10_000)
     with warnings.catch_warnings(record=True) as caught:
@@ -392,7 +392,7 @@ def _fit_theta(
         products = np.abs(factor[:, :dimension].T @ factor[:, dimension])
         adapted = adapt and not lasso.coef_.any() and products.max() > 0
         if adapted:
-            # Penalties of at least the largest product, divided by the rows, make theta* = 0.
+            # Penalties of at least the largest product, divided by the rows of R, make theta* = 0.
             lasso.set_params(alpha=_PENALTY_SHARE * products.max() / len(factor))
             lasso.fit(factor[:, :dimension], factor[:, dimension])
     not_converged = any(issubclass(w.category, ConvergenceWarning) for w in caught)

@@ -257,7 +257,9 @@ def parse(
     """
     digests: list[str] = []
     count = unjudged = 0
-    absent = None if missing is None else re.compile(b":" + re.escape(missing) + rb"(?=[\s#]|$)")
+    missing_pattern = (
+        None if missing is None else re.compile(b":" + re.escape(missing) + rb"(?=[\s#]|$)")
+    )
     # glibc reuses freed memory up to twice the size of the largest block that was ever freed.
     # Without this allocation, the arrays of every block are returned to the system and requested
     # again, which halves the speed.
@@ -266,7 +268,7 @@ def parse(
         digest = hashlib.sha256()
         first_row, last_qid, seen_qids = count, 0, set[int]()
         for raw_block, line in _blocks(source, digest):
-            block = raw_block if absent is None else absent.sub(b":0", raw_block)
+            block = raw_block if missing_pattern is None else missing_pattern.sub(b":0", raw_block)
             for all_rows in _rows(block, str(source), line, limit):
                 rows = _judged(all_rows)
                 unjudged += len(all_rows.qid) - len(rows.qid)

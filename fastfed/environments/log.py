@@ -479,8 +479,8 @@ class Log:
         silo_starts, order = _silo_order(silos, raw)
         u, starts, available = raw.u, None, np.zeros((len(silo_starts) - 1, 0), dtype=bool)
         if u is not None and raw.sizes is not None:
-            first = np.concatenate([[0], np.cumsum(raw.sizes)])
-            u = np.concatenate([u[first[row] : first[row + 1]] for row in order.tolist()])
+            first_rows = np.concatenate([[0], np.cumsum(raw.sizes)])
+            u = np.concatenate([u[first_rows[row] : first_rows[row + 1]] for row in order.tolist()])
             starts = np.concatenate([[0], np.cumsum(raw.sizes[order])])
         else:
             available = np.zeros((len(silo_starts) - 1, len(raw.actions)), dtype=bool)
@@ -496,7 +496,7 @@ class Log:
                 f'coding = "blocks" needs {width} features, at most {MAX_DIMENSION}; use '
                 'coding = "projection"'
             )
-        public = (
+        norm_note = (
             "rows are divided by the largest norm in the log, which is taken as public"
             if raw.norm is None
             else f"each row is scaled down to norm at most {raw.norm:g}, a limit that is known "
@@ -514,7 +514,7 @@ class Log:
             rewards=raw.rewards[order],
             propensities=raw.propensities[order],
             silo_starts=silo_starts,
-            notes=(*raw.notes, public, *doubts),
+            notes=(*raw.notes, norm_note, *doubts),
             doubts=doubts,
             declared=raw.declared and raw.norm is not None,
         )

@@ -429,8 +429,8 @@ class PoolEnvironment(ABC):
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return the bytes that a replicate takes in addition to the pool.
 
-        The replicate stores the order of its queries. Every curve stores bonus bounds of the
-        actions that appear, and choices.
+        The replicate stores the order of its queries. Every curve stores bounds on the bonuses of
+        the actions that appear, and two numbers for each query: their version, and the last choice.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":

@@ -189,7 +189,7 @@ def records_pool(
             *notes,
             f"no record has {names}, so {len(unused)} of {actions} actions are never right",
         )
-    public = (
+    norm_note = (
         "rows are divided by the largest norm in the data, which is taken as public"
         if records.norm is None
         else f"each record is scaled down to norm at most {records.norm:g}, a limit that is known "
@@ -202,7 +202,7 @@ def records_pool(
         silo_starts,
         notes=(
             *notes,
-            public,
+            norm_note,
             "mean rewards are 1 for the record's class and 0 otherwise, not linear in the "
             "features: no radius is proven",
         ),

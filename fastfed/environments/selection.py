@@ -137,8 +137,8 @@ def selected(table: Table, where: Declared) -> Table:
         if missing:
             reasons.append(f"{missing} without a value of {show(name)}")
         if outside:
-            what = "with another text in" if listed else "with a number outside of"
-            reasons.append(f"{outside} {what} where.{name} = {show(list(declared))}")
+            reason = "with another text in" if listed else "with a number outside of"
+            reasons.append(f"{outside} {reason} where.{name} = {show(list(declared))}")
         kept &= fits
     counts = ", ".join(reasons) or "none"
     if not kept.any():

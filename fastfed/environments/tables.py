@@ -359,9 +359,9 @@ def _read_file(path: Path, sheet: str | None = None, table: str | None = None) -
     if not os.path.isfile(path):
         raise InputError(f"{path} must be a table ({_KINDS}), there is no such file")
     data = file_content(path, str(path))
-    inside = read_sheet(data, path, str(path), sheet, table)
-    if inside is not None:
-        return _sheet_table(path, inside)
+    content = read_sheet(data, path, str(path), sheet, table)
+    if content is not None:
+        return _sheet_table(path, content)
     kind = columnar(data)
     if kind is not None:
         frame = _read_frame(arrow_table(data, kind, str(path)))
@@ -370,15 +370,15 @@ def _read_file(path: Path, sheet: str | None = None, table: str | None = None) -
     return _csv_table(path, data)
 
 
-def _sheet_table(path: Path, inside: Sheet) -> Table:
-    """Return the table inside of an Excel or SQLite file as text."""
-    names = [code(name) for name in inside.names]
+def _sheet_table(path: Path, content: Sheet) -> Table:
+    """Return the content of an Excel or SQLite file as a table of text."""
+    names = [code(name) for name in content.names]
     _check_names(str(path), names)
-    rows = [(where, [_cell_text(cell) for cell in cells]) for where, cells in inside.rows]
+    rows = [(where, [_cell_text(cell) for cell in cells]) for where, cells in content.rows]
     rows = [(where, cells) for where, cells in rows if any(cells)]
     if not rows:
         raise InputError(f"{path} must hold a header and at least one record, got only a header")
-    notes = (inside.note,) if inside.note else ()
+    notes = (content.note,) if content.note else ()
     return Table(str(path), names, [row for _, row in rows], [where for where, _ in rows], notes)
 
 

@@ -124,10 +124,10 @@ class Curve:
     def revision(self) -> int:
         """Version of the curve's results: 2 if a change of fastfed has changed them, else 1.
 
-        Three changes have changed results. The direct radius became smaller for plans with noise.
-        The slack became smaller for silos that never synchronise, and have a sieve and fewer fixed
-        actions than features (both docs/radius.md). And losses that are 0 or 1 at random are drawn
-        in a different way (ff_coins.h).
+        Three changes of fastfed have changed results. The direct radius became smaller for plans
+        with noise. The slack became smaller for silos that never synchronise, and have a sieve and
+        fewer fixed actions than features (both in docs/radius.md). And losses that are 0 or 1 at
+        random are drawn in a different way (ff_coins.h).
         """
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):

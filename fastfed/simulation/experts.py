@@ -257,7 +257,7 @@ def run(
     course = Course(plan, changing_objects, walks, snapshot, progress)
     last_round = last or plan.horizon
     rounds_done = course.begin(last_round)
-    # Exact types: a subclass may decide differently, so it is run message by message.
+    # Exact types: a subclass may decide differently, so its exchanges are made one by one.
     walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     if in_coins(plan, decider, ledger, last_round):
@@ -485,7 +485,7 @@ def run_sums(
         # decide_many has added the losses before the last exchange; add the losses after it.
         cumulative_losses += sums[max(count - 1, 0) :].sum(axis=0)
 
-        def play(
+        def record_decisions(
             start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
             begin: int = begin, sums: np.ndarray = sums,
         ) -> None:  # fmt: skip
@@ -507,19 +507,19 @@ def run_sums(
             # The weights of the last block apply until the first exchange.
             before = first if count else n
             if before:
-                play(0, before, np.zeros(before, np.int64), course.x[None])
+                record_decisions(0, before, np.zeros(before, np.int64), course.x[None])
             if count:
                 rows = np.arange(n - before)
                 if len(positions) < n - before:
                     rows = np.cumsum(flags[before:], dtype=np.int64) - 1
-                play(before, n, rows, decisions)
+                record_decisions(before, n, rows, decisions)
                 course.x = decisions[-1].copy()
         else:
             rows = decisions
             if count < n:
                 rows = np.full(n, decisions[-1] if count else course.x.argmax())
                 rows[:count] = decisions
-            play(0, n, rows, None)
+            record_decisions(0, n, rows, None)
             course.x = plan.move(course.x, ExpertChoice(0, int(rows[-1])))
         course.made += len(positions)
         course.reached(int(edges[end]))

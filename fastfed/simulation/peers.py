@@ -77,8 +77,8 @@ def run_steps(
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
-    silos = [[estimator.silo for estimator in peer.estimators] for peer in peers]
-    all_silos = [silo for of_peer in silos for silo in of_peer]
+    silos_by_peer = [[estimator.silo for estimator in peer.estimators] for peer in peers]
+    all_silos = [silo for silos in silos_by_peer for silo in silos]
     return Outcome(
         group_regret=counts.group(plan),
         synchronisations=counts.counts,
@@ -86,7 +86,7 @@ def run_steps(
         bits_down=np.zeros(len(checkpoints)),
         events=linear_events(
             # All members of a part compute the same V, so count the events of one member.
-            sum(silos[p.clique[0]][p.estimator].indefinite for p in plan.parts),
+            sum(silos_by_peer[p.clique[0]][p.estimator].indefinite for p in plan.parts),
             sum(s.clipped_features for s in all_silos),
             sum(s.clipped_rewards for s in all_silos),
         ),

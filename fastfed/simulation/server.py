@@ -156,15 +156,15 @@ class Federation:
 
     def __init__(self, plan: Plan, noise: SeededNoise) -> None:
         self.plan = plan = check_plan(plan).simulated
-        kind: Any = DelayedSilo if isinstance(plan, DelayedPlan) else Silo
-        server: Any = Server
+        silo_class: Any = DelayedSilo if isinstance(plan, DelayedPlan) else Silo
+        server_class: Any = Server
         if isinstance(plan, ClockedPlan):
-            kind, server = ClockedSilo, ClockServer
+            silo_class, server_class = ClockedSilo, ClockServer
         self.silos: list[Silo] = [
-            kind(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
+            silo_class(plan, i, noise, simulated_masks(plan, i, noise)) for i in range(plan.silos)
         ]
         server_noise = SummedNoise(noise.seed, noise.replicate) if plan.drawn_once else noise
-        self.shuffler, self.server = Shuffler(plan, noise), server(plan, server_noise)
+        self.shuffler, self.server = Shuffler(plan, noise), server_class(plan, server_noise)
         users = [Users(self.silos[0], noise)] if self.silos[0].acts_only else None
         self.players: Sequence[Silo | Users] = users or self.silos
         self.total = np.zeros(plan.statistic_size)

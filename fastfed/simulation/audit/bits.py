@@ -41,9 +41,9 @@ def _plan(users: int, fault: int) -> Plan:
 
 
 def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResult:
-    """Audit what is seen about one user, with ``trials`` runs for each of two rewards.
+    """Audit the messages about one user, with ``trials`` runs for each of two rewards.
 
-    ``users`` is the number of users whose bits are counted; 1 if single bits are seen. ``fault``
+    ``users`` is the number of users whose bits are counted; 1 to audit single bits. ``fault``
     divides the flip probability of the users' bits; 1 is no fault.
     """
     trials, plan = integer("trials", trials, at_least=2, at_most=2**31 - 1), _plan(users, fault)
@@ -51,7 +51,7 @@ def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResul
     actions = np.eye(plan.dimension)
 
     def messages(reward: float) -> np.ndarray:
-        """Return the value that is seen in each run, if the first user has this reward."""
+        """Return the audited value of each run, if the first user has this reward."""
         values = np.empty(trials)
         for i in range(trials):
             noise = SeededNoise(seed, 2 * i + int(reward))
@@ -60,8 +60,8 @@ def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResul
                 silo.select(actions)
                 silo.observe(1.0 if user else reward)
             message = silo.report()
-            seen_message = Shuffler(plan, noise).shuffle([message])[0] if users > 1 else message
-            values[i] = seen_message.values[0]  # type: ignore[union-attr]
+            audited_message = Shuffler(plan, noise).shuffle([message])[0] if users > 1 else message
+            values[i] = audited_message.values[0]  # type: ignore[union-attr]
         return values
 
     delta = DELTA if users > 1 else 0.0

@@ -389,7 +389,7 @@ def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
 
 
 def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a case by the likelihood ratio of the experts in the one tree that contains the loss.
+    """Audit a case by the likelihood ratio of the experts in the tree with the replaced loss.
 
     The experts of the other trees have the same distribution in both worlds.
     """

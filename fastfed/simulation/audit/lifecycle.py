@@ -195,8 +195,8 @@ def originals() -> dict[str, Original]:
 
     def of_tree(world: int) -> Any:
         """Return a release of running sums, and the record of this world."""
-        total = TreeRelease(DIMENSION, RELEASES, epsilon=EPSILON, delta=DELTA)
-        return total, RECORDS[world]
+        sums = TreeRelease(DIMENSION, RELEASES, epsilon=EPSILON, delta=DELTA)
+        return sums, RECORDS[world]
 
     def of_sum(world: int) -> Any:
         """Return a protocol for one sum, and vectors whose first is the record of this world."""

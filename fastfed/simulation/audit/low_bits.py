@@ -113,8 +113,8 @@ def _channel(
     """Return the channel of a release, through which the attacker observes candidates.
 
     ``released(noise, index)`` returns the released vector if the attacked record is candidate
-    ``index``. With a `Silent` noise source it is the contribution of the candidate. ``stds`` are
-    the standard deviations of the noise.
+    ``index``. With a `Silent` noise source this vector is the contribution of the candidate.
+    ``stds`` are the standard deviations of the noise.
     """
     contributions = [released(Silent(), i) for i in range(len(records))]
     return Channel(

@@ -106,11 +106,11 @@ def outsider_view(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users
             silo.observe(users.rewards[round, i, action])
             view += [bytes([action])] if i else []
         if silos[0].due:
-            messages_of_silo: list[Any] = [silo.report() for silo in silos]
-            broadcast = server.combine(messages_of_silo)
+            reports: list[Any] = [silo.report() for silo in silos]
+            broadcast = server.combine(reports)
             for silo in silos:
                 silo.receive(broadcast)
-            view += [report.values.tobytes() for report in messages_of_silo]
+            view += [report.values.tobytes() for report in reports]
             view.append(broadcast.values.tobytes())
     return b"".join(view)
 

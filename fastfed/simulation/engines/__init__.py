@@ -164,7 +164,7 @@ def unpack(packed: bytes) -> Experiment:
 
 
 def _unpickle(body: bytes, digest: str) -> Experiment:
-    """Unpickle an experiment, and check that its data have the digest."""
+    """Unpickle an experiment, and check that it has this digest here, which includes its data."""
     try:
         experiment: Experiment = pickle.loads(body)
     except (ImportError, AttributeError) as error:

@@ -152,7 +152,7 @@ class Dask:
 def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterator[Block]:
     """Yield blocks of consecutive batches, each of which becomes a task.
 
-    A block has at most ``most`` batches, and ends when they take about `BLOCK_SECONDS`.
+    A block has at most ``most`` batches, and ends when its batches take about `BLOCK_SECONDS`.
     """
     seconds: dict[tuple[int, ...], float] = {}
     block: list[RunBatch] = []

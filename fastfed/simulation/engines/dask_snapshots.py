@@ -160,11 +160,11 @@ def for_task(
             worker.loop, worker.scheduler.get_metadata, keys=[name], default={},
             callback_timeout=PATIENCE,
         )  # fmt: skip
-        missing_keys = [key for key in map(key_of, block) if key in client_keys]
-        if missing_keys:
+        keys_to_fetch = [key for key in map(key_of, block) if key in client_keys]
+        if keys_to_fetch:
             token = uuid.uuid4().hex
             answer_event = exchange.pending[token] = threading.Event()
-            worker.log_event(place.topic, (WANTS, worker.address, token, missing_keys))
+            worker.log_event(place.topic, (WANTS, worker.address, token, keys_to_fetch))
             answer_event.wait(PATIENCE)
             exchange.pending.pop(token, None)
     return AtWorker(place, exchange, worker)
