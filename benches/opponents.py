@@ -3,7 +3,9 @@
 Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
 confidence bound. The other programs are `numba_opponents.py`, `numpy_lazy.py`, `numpy_float32.py`
 and `numpy_experts.py`. Times are medians of processor time on one thread; the programs run in turn
-in one process. A ratio above 1 means that fastfed is faster.
+in one process. A ratio above 1 means that fastfed is faster. The limit is the least time of the
+row's work at the peak rates of this core, measured before and after the row
+(`fastfed.simulation.limits`).
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ import numpy as np
 import numpy_experts
 import numpy_float32
 import numpy_lazy
+import peaks
 
 from fastfed._kernels import environments
 from fastfed.environments import FixedSet, RealizableLosses, Sphere
 from fastfed.protocols.plan import check_plan
 from fastfed.simulation import bench, dispatch
 from fastfed.simulation.experiment import Experiment, make_experiment
+from fastfed.simulation.limits import Work, best_of, bound
 
 numba_opponents: Any = None
 if importlib.util.find_spec("numba"):
@@ -70,6 +74,16 @@ class Row:
         (outcome,) = dispatch.run(environment_run, [self.plan], e.checkpoints)
         seconds = time.process_time() - start
         return float(outcome.group_regret[-1]), 1e6 * seconds / (self.rounds * self.silos)
+
+    def work(self) -> Work | None:
+        """Return the least work of an agent-round; None for experts, which have no count."""
+        environment = self.experiment.environment
+        if isinstance(environment, RealizableLosses):
+            return None
+        if isinstance(environment, FixedSet):
+            return bench.fixed_set_work(self.experiment)
+        count = bench.sphere_work if isinstance(environment, Sphere) else bench.pool_work
+        return count(self.experiment)
 
     def others(self) -> dict[str, Run]:
         """Return program name -> `Run` for the other programs of this setting."""
@@ -174,15 +188,20 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    print(f"{'row':26}{'fastfed us':>11}   us of the others (ratio to fastfed)")
+    print(f"{'row':26}{'fastfed us':>11}{'limit':>7}   us of the others (ratio to fastfed)")
     for row in rows():
         if row.name.startswith(tuple(options.names) or ("",)):
+            work, before = row.work(), peaks.measure(runs=8)
             medians = compare(row, options.turns)
+            after = peaks.measure(runs=8)
+            limit = "-"
+            if work and before and after:
+                limit = f"{bound(work, best_of(before, after)).microseconds:.3g}"
             cells = [
                 f"{name} {medians.theirs[name]:.3g} ({ratio:.2f})"
                 for name, ratio in medians.ratios.items()
             ]
-            print(f"{row.name:26}{medians.ours:>11.3g}   {', '.join(cells)}", flush=True)
+            print(f"{row.name:26}{medians.ours:>11.3g}{limit:>7}   {', '.join(cells)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* What one core of this machine can do at most: reads from each level of memory, fused
- * multiply-adds, 16-bit products. peaks.py compiles this for the processor it is on and times it.
+ * multiply-adds, square roots, 16-bit products. peaks.py compiles this for the processor that it
+ * runs on, and times it.
  *
  * Nothing here waits: each loop has as many independent sums as hide the latency of an
  * instruction, all in registers. */
@@ -48,6 +49,34 @@ FMA(fma_f64, vf64, double)
 /* Operations of one pass: a multiplication and an addition in each lane. */
 int64_t fma_f32_operations(void) { return 2 * SUMS * (BYTES / 4); }
 int64_t fma_f64_operations(void) { return 2 * SUMS * (BYTES / 8); }
+
+#if defined(__AVX512F__)
+#define ROOT(v) ((vf32)_mm512_sqrt_ps((__m512)(v)))
+#elif defined(__AVX2__)
+#define ROOT(v) ((vf32)_mm256_sqrt_ps((__m256)(v)))
+#elif defined(__x86_64__)
+#define ROOT(v) ((vf32)_mm_sqrt_ps((__m128)(v)))
+#endif
+
+#if defined(ROOT)
+double root_f32(int64_t times, float first)
+{
+    vf32 values[SUMS];
+    float all = 0;
+    _Pragma("GCC unroll 32") for (int i = 0; i < SUMS; i++)
+        values[i] = (vf32){0} + first + (float)i;
+    for (int64_t t = 0; t < times; t++)
+        _Pragma("GCC unroll 32") for (int i = 0; i < SUMS; i++)
+            values[i] = ROOT(values[i]);
+    _Pragma("GCC unroll 32") for (int i = 0; i < SUMS; i++)
+        all += values[i][0];
+    return all;
+}
+int64_t root_f32_operations(void) { return SUMS * (BYTES / 4); }
+#else
+double root_f32(int64_t times, float first) { return times * first; }
+int64_t root_f32_operations(void) { return 0; }
+#endif
 
 /* By name: compilers keep the sums of such products in memory, or make equal products once. */
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)

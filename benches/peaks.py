@@ -22,10 +22,17 @@ from pathlib import Path
 import numpy as np
 
 from fastfed import kernels
+from fastfed._kernels import _native
 from fastfed.simulation.limits import MEMORY, Peaks
 
 SOURCE = Path(__file__).with_name("peaks.c")
-FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC", "-std=gnu11")
+#: The flag of the level of instructions that runs, if it is below the processor's.
+LEVELS = {"base": "-march=x86-64", "v3": "-march=x86-64-v3", "v4": "-march=x86-64-v4"}
+#: Flags of the compiler. The peaks are those of the level that fastfed runs at (FASTFED_LEVEL).
+FLAGS = (
+    "-march=native" if _native.LEVEL == _native.PROCESSOR else LEVELS[_native.LEVEL],
+    *("-O3", "-ffp-contract=fast", "-shared", "-fPIC", "-std=gnu11"),
+)
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 #: Sizes of caches in bytes, if the system does not report them.
 USUAL = {"L1": 32 << 10, "L2": 1 << 20, "L3": 32 << 20}
@@ -67,10 +74,12 @@ def library() -> ctypes.CDLL | None:
     for function, result, *kinds in (
         (routines.fma_f32, double, long, ctypes.c_float, ctypes.c_float),
         (routines.fma_f64, double, long, double, double),
+        (routines.root_f32, double, long, ctypes.c_float),
         (routines.dot_i16, long, long, ctypes.c_int),
         (routines.read_all, long, ctypes.c_void_p, long, long),
         (routines.fma_f32_operations, long),
         (routines.fma_f64_operations, long),
+        (routines.root_f32_operations, long),
         (routines.dot_i16_operations, long),
     ):
         function.restype, function.argtypes = result, kinds
@@ -148,6 +157,11 @@ def measure(runs: int = RUNS) -> Peaks | None:
     if routines.dot_i16_operations():
         rates["int16"] = routines.dot_i16_operations() / fastest(
             lambda times: routines.dot_i16(times, 3), runs
+        )
+
+    if routines.root_f32_operations():
+        rates["roots"] = routines.root_f32_operations() / fastest(
+            lambda times: routines.root_f32(times, 2.0), runs
         )
 
     # This limit is not a property of the machine: it is the speed of fastfed's generator with warm

@@ -177,14 +177,19 @@ def update_operations(plan: Plan) -> float:
 def sphere_work(experiment: Experiment) -> Work:
     """Return the work of an agent-round with contexts that are drawn on the unit sphere.
 
-    It consists of normals and norms of 100 actions, their scores, and an update by one data point.
+    It consists of normals and norms of all actions, their scores, and an update by one data point.
     """
-    plan, k = check_plan(experiment.curves[0].system.plan), 100
-    d = plan.dimension
+    plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
+    assert isinstance(environment, Sphere)
+    d, k = plan.dimension, environment.actions
+    # A bonus is the root of the squared norm of a triangular product: of W x, and with a direct
+    # radius also of W' W x.
+    bonuses = 2 if plan.radius.direct else 1
     return Work(
         normals=k * (d - 1),
-        # W x and its squared norm, <x, theta>; the norm of x and the division by it.
-        float32=k * (2 * triangle_entries(d) + 2 * d + 2 * d + 3 * d),
+        # The bonuses, <x, theta>, the norm of x and the division by it.
+        float32=k * (bonuses * (2 * triangle_entries(d) + 2 * d) + 2 * d + 3 * d),
+        roots=k * (bonuses + 1),
         float64=update_operations(plan),
         reads=((4.0 * k * d, 4.0 * k * d), (8.0 * triangle_entries(d), 8.0 * triangle_entries(d))),
     )

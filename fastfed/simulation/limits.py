@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Kinds of arithmetic. "normals" are the standard normals of fastfed's generator.
-ARITHMETIC = ("int16", "float32", "float64", "normals")
+#: Kinds of arithmetic. "roots" are square roots in float32, and "normals" standard normals of
+#: fastfed's generator.
+ARITHMETIC = ("int16", "float32", "float64", "roots", "normals")
 #: Levels of memory, nearest first.
 MEMORY = ("L1", "L2", "L3", "DRAM")
 
@@ -45,6 +46,7 @@ class Work:
     int16: float = 0.0
     float32: float = 0.0
     float64: float = 0.0
+    roots: float = 0.0
     normals: float = 0.0
     #: Pairs (bytes read, footprint): the footprint is how many bytes are read between two reads of
     #: the same byte, and so decides the level of memory.
@@ -52,8 +54,8 @@ class Work:
 
     @property
     def operations(self) -> float:
-        """Number of multiplications and additions of all kinds."""
-        return self.int16 + self.float32 + self.float64
+        """Number of multiplications, additions and square roots of all kinds."""
+        return self.int16 + self.float32 + self.float64 + self.roots
 
     @property
     def bytes(self) -> float:
@@ -74,11 +76,11 @@ def bound(work: Work, peaks: Peaks) -> Bound:
 
     All kinds of arithmetic share the same execution units, so their times add up. The times of
     memory reads add up too. Arithmetic and reads can overlap, so the bound is the longer of the two
-    sums. A processor without 16-bit products computes them in float32.
+    sums. Kinds of arithmetic without a measured rate count as operations in float32.
     """
     operations = {name: getattr(work, name) for name in ARITHMETIC}
-    if "int16" not in peaks.rates:
-        operations["float32"] += operations.pop("int16")
+    for name in operations.keys() - peaks.rates.keys():
+        operations["float32"] += operations.pop(name)
     arithmetic = {n: 1e6 * count / peaks.rates[n] for n, count in operations.items() if count}
     memory: dict[str, float] = {}
     for count, footprint in work.reads:

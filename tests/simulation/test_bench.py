@@ -33,7 +33,7 @@ from fastfed.simulation.limits import Bound, Peaks, Work
 #: Peaks per second, about one operation or one byte per nanosecond; farther memory is slower.
 PEAKS = Peaks(
     {
-        **{"int16": 1e9, "float32": 1e9, "float64": 5e8, "normals": 1e8},
+        **{"int16": 1e9, "float32": 1e9, "float64": 5e8, "roots": 1e8, "normals": 1e8},
         **{"L1": 5e9, "L2": 1e9, "L3": 5e8, "DRAM": 1e8},
     },
     {"L1": 1000, "L2": 4000, "L3": 10000},
@@ -104,10 +104,24 @@ def test_a_bound_is_the_longer_of_arithmetic_and_memory_time():
     assert limits.bound(Work(), PEAKS).microseconds == 0.0
 
 
-def test_without_16_bit_products_their_work_counts_as_float32():
-    rates = {name: rate for name, rate in PEAKS.rates.items() if name != "int16"}
-    bound = limits.bound(Work(int16=2e3, float32=1e3), Peaks(rates, PEAKS.sizes))
+@pytest.mark.parametrize("kind", ["int16", "roots"])
+def test_work_without_a_measured_rate_counts_as_float32(kind):
+    rates = {name: rate for name, rate in PEAKS.rates.items() if name != kind}
+    bound = limits.bound(Work(float32=1e3, **{kind: 2e3}), Peaks(rates, PEAKS.sizes))
     assert bound == Bound(pytest.approx(3.0), "float32")
+
+
+@pytest.mark.parametrize(("radius", "bonuses"), [("direct", 2), ("lemma-c2", 1)])
+def test_the_work_of_the_sphere_counts_every_bonus(radius, bonuses):
+    """Each of four actions in three dimensions has two normals and a root for its norm."""
+    environment, curve = Sphere(dimension=3, actions=4), {"label": "a", **bench.CURVES["default"]}
+    experiment = make_experiment(
+        name="work", environment=environment, curves=[{**curve, "radius": radius}], horizon=50,
+        silos=2,
+    )  # fmt: skip
+    work = sphere_work(experiment)
+    assert (work.normals, work.roots) == (4 * 2, 4 * (bonuses + 1))
+    assert work.float32 == 4 * (bonuses * (2 * 6 + 2 * 3) + 5 * 3)
 
 
 def test_a_peak_is_the_better_of_two_measurements():
@@ -136,8 +150,10 @@ def test_peaks_are_measured():
         *limits.MEMORY,
         "float32",
         "float64",
+        "roots",
     }
     assert measured_peaks.rates["float64"] < 1.2 * measured_peaks.rates["float32"]
+    assert measured_peaks.rates["roots"] < 1.2 * measured_peaks.rates["float32"]
     assert measured_peaks.rates["DRAM"] < 1.2 * measured_peaks.rates["L1"]
     assert all(1e7 < rate < 1e13 for rate in measured_peaks.rates.values())
 
