@@ -1,8 +1,8 @@
 """The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
 
 One thread reads requests, computes them, appends their writes to the log and writes answers; a few
-others sync to disk, without Python's lock (`SyncThreads`). While all of these sync, the requests
-that arrive are computed, and the next sync stores them together (`Process.sync`). An answer is sent
+others sync to disk, without Python's lock (`SyncThreads`). While all of these others sync, arriving
+requests are computed, and the next sync stores them together (`Process.sync`). An answer is sent
 when the writes of its request are durable. Connections stay open, and a request may hold many
 decisions or rewards.
 """
@@ -471,17 +471,17 @@ class Application:
             self._sync_threads.close()
             self._blocking.shutdown(wait=False)
 
-    def soon(self, what: Callable[[], None]) -> None:
+    def soon(self, function: Callable[[], None]) -> None:
         """Schedule a function after all that is ready now; call this in the thread that answers."""
         assert self._loop is not None
-        self._loop.call_soon(what)
+        self._loop.call_soon(function)
 
-    def _from_thread(self, what: Callable[..., None], *arguments: Any) -> None:
+    def _from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
         """Schedule a function in the thread that answers, from a different thread."""
         assert self._loop is not None
         with suppress(RuntimeError):
             # The loop may have ended: its connections are closed.
-            self._loop.call_soon_threadsafe(what, *arguments)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def shutdown(self) -> None:
         """End `serve_forever`, and wait for its end."""
@@ -493,7 +493,7 @@ class Application:
         """End `serve_forever` within a second, and close the socket."""
         with self._starting:
             self._stop.set()
-        # Without waiting for the event: a signal may not interrupt that (`until_signal`).
+        # Poll the event: a signal may not interrupt a wait for it (`until_signal`).
         deadline = time.monotonic() + 1.0
         while not self._ended.is_set() and time.monotonic() < deadline:
             time.sleep(0.01)

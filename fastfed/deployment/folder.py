@@ -8,8 +8,8 @@ joined          for a silo: its dataset, and the path, identity and last known h
 
 `join` countersigns a plan and sets the ceiling of a silo's budget. A plan can continue an earlier
 one, with the same parties and the same ledger: `extended` compiles the new plan, `last_broadcast`
-returns the broadcast from whose model it starts, and `check_room` refuses it if a silo's ceiling is
-too low for both plans.
+returns the broadcast from whose model the new plan starts, and `check_room` raises an error if a
+silo's ceiling is too low for both plans.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def read_note(folder: str | Path) -> LedgerNote | None:
 
 
 def checked_copy(note: LedgerNote, file: Path) -> Ledger:
-    """Return a copy in memory of a ledger's file, after checking that a note is about it.
+    """Return a copy in memory of a ledger's file, after checking the file against a note.
 
     Raises
     ------

@@ -185,7 +185,7 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
 
-    Keys for which deployments allow only one value are set to it.
+    A key for which deployments allow only one value is set to this value.
 
     Raises
     ------

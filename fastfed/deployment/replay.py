@@ -160,7 +160,7 @@ def survey(
         delay = event_time.known - event_time.came
         if delay > calendar.reward_deadline or calendar.period(event_time.known) > releases:
             too_late += 1
-        elif case.outcome is None and not case.by:
+        elif case.outcome is None and not case.outcome_by_action:
             no_outcome += 1
         else:
             learned += 1
@@ -272,7 +272,8 @@ class Replay:
         """Pass on the outcome of the chosen action; cancel the decision if the table lacks it."""
         party = self._silo.party
         action = party.deployed.document.schema.action(party.decisions[name].action)
-        outcome = case.by.get(action) if case.by else case.outcome
+        by_action = case.outcome_by_action
+        outcome = by_action.get(action) if by_action else case.outcome
         if outcome is None or case.taken not in (None, action):
             self._silo.cancel(name)
         elif flips := party.plan.flips:

@@ -208,7 +208,8 @@ class SiloParty(SiloRecords):
             With a record: the actions that may be chosen. By default the whole catalogue.
         id : str, optional
             The decision's id, `ID_DIGITS` random hexadecimal digits. If a decision has this id, it
-            is returned again. So a call whose answer was lost can be repeated. By default a new id.
+            is returned again, so a call whose answer was lost can be repeated. By default, a new
+            id is drawn.
 
         Returns
         -------
@@ -271,12 +272,12 @@ class SiloParty(SiloRecords):
         """
         name = self._entropy(ID_DIGITS // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
-        is_known = earlier_count == self.returning
-        if stored.subject and (stored.learns or is_known):
-            # Store that a decision of this person counts. If nothing is learned from the decision,
-            # such as before the calendar's start, a new person is not stored, so that the silo can
-            # learn from a later decision. A known person is stored again, because an earlier
-            # version may have stored a different digest.
+        has_full_count = earlier_count == self.returning
+        if stored.subject and (stored.learns or has_full_count):
+            # Count this decision for the person. A decision from which nothing is learned, such as
+            # one before the calendar's start, is not counted: the silo can then learn from a later
+            # decision. A person with a full count is stored again, because an earlier version may
+            # have stored a different digest.
             key = subject_key(stored.subject, min(earlier_count + 1, self.returning))
             writes = (Write("subject", key, b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
@@ -624,7 +625,7 @@ class SiloParty(SiloRecords):
             # A restored hub may have lost sessions that other silos are waiting for.
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
-        # Nobody needs a report again that is in a broadcast which both hub and silo have.
+        # A report is not sent again if it is in a broadcast that both hub and silo have.
         released_by_both = self._leaves_in(min(hub_released, self.released))
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
@@ -823,9 +824,9 @@ class SiloParty(SiloRecords):
         return session
 
     def _send_session(self, release: int) -> Step:
-        """Store and send this silo's session of a release, which closes the leaf.
+        """Store and send this silo's session of a release; no reward enters the leaf after that.
 
-        Called again until the hub has sent the sessions of all silos.
+        `tick` repeats this until the hub has sent the sessions of all silos.
         """
         session, already_sent = self._session(release), release in self.sessions.sent
         writes = () if already_sent else (Write("session", str(release), session),)
@@ -953,26 +954,18 @@ class SiloParty(SiloRecords):
         reports : dict of int to bytes
             Silo -> the digest of its report, as the silo stated it in its signed `Seen`.
         """
-        release, last = envelope.release, self.released
+        release = envelope.release
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
-        if release != last + 1 or release > self.deployed.exchanges:
+        if release != self.released + 1 or release > self.deployed.exchanges:
             # Too early: the hub sends it again, in order, in its answer to the next `Join`.
             return Step()
         body = self.wire.body(envelope, Broadcast)
-        expected_before = digest(self.broadcasts[last]) if last else b""
-        if body.before != expected_before:
-            return self._alarm(f"broadcast {release} does not follow the one before it")
-        wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        if problem := self._set_problem(release, body):
+        if problem := self._broadcast_problem(release, body, reports):
             return self._alarm(problem)
-        if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
-            raise Refused(f"broadcast {release} holds reports that no silo signed")
-        if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
-            return self._alarm(twice)
-        # Compare the set's entry of this silo, if it has one, with the report in this state.
+        # The broadcast's set has at most one entry of this silo.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_number = self._number_in(release, body, self.index)
         own_report = self.sealed.get(own_number)
@@ -991,8 +984,29 @@ class SiloParty(SiloRecords):
             self.lost[own_number] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
+    def _broadcast_problem(self, release: int, body: Broadcast, reports: dict[int, bytes]) -> str:
+        """Return an alarm text if a broadcast contradicts earlier messages; else an empty text.
+
+        For ``reports`` see `_adopt_broadcast`.
+
+        Raises
+        ------
+        Refused
+            If the broadcast's set is not valid, or not of reports that the silos signed.
+        """
+        last = self.released
+        expected_before = digest(self.broadcasts[last]) if last else b""
+        if body.before != expected_before:
+            return f"broadcast {release} does not follow the one before it"
+        wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
+        if problem := self._set_problem(release, body):
+            return problem
+        if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
+            raise Refused(f"broadcast {release} holds reports that no silo signed")
+        return self._helper_opened_twice(release, body) if self.deployed.shared else ""
+
     def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
-        """Return the number of a silo's report in a broadcast: here the release."""
+        """Return the number of a silo's report in a broadcast: here, the broadcast's release."""
         return release
 
     def _set_problem(self, release: int, body: Broadcast) -> str:
