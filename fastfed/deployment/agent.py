@@ -89,7 +89,7 @@ class PrivateLinUCB:
         Features x become x / norm, shrunk to length 1 if they are longer. By default 1, and with
         ``columns`` the largest norm that a row can have.
     start : int, optional
-        Begin of the first period, in seconds since 1970. By default now.
+        Start of the first period, in seconds since 1970. By default now.
     reward_deadline : int, optional
         A reward that comes more than this many seconds after its decision is not learned from. By
         default one period.
@@ -193,8 +193,8 @@ class PrivateLinUCB:
             Features of each action, for an agent with ``dimension``.
         subject : str or int, optional
             Who the person is. Only the first decision for a person is learned from, or with
-            "user-bit" the first ``returning`` ones. Without it, the service promises that nobody
-            comes twice.
+            "user-bit" the first ``returning`` ones. If the service gives no subjects, it promises
+            that nobody comes twice.
         record : mapping, optional
             The person's record, for an agent with ``columns``.
         among : sequence of str, optional

@@ -246,7 +246,8 @@ def run(
     """
     choice("system", system, SUPPORTED_SYSTEMS)
     start_seconds = time_to_start()
-    # On an idle machine a process starts in about a second, and PERIOD is long enough.
+    # In a period, a process can be started eight times. On an idle machine a start takes about a
+    # second, and PERIOD is long enough.
     period = max(PERIOD, math.ceil(8.0 * start_seconds) + 2)
     start = int(time.time() + 2.0 * start_seconds) + 2
     # With clocks a period has `PATIENTS` ticks of whole seconds.
