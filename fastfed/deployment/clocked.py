@@ -128,7 +128,7 @@ class ClockedSilo(SiloParty):
         return self.released
 
     def _last_closed(self, what: str, now: float) -> int:
-        """Return the last leaf (of a receipt) or view (of other messages) that may be named."""
+        """Return the last leaf that a receipt may name, or the last view for other messages."""
         last_leaf = super()._last_closed(what, now)
         if what == "receipt":
             return last_leaf
@@ -300,7 +300,7 @@ class ClockedHub(Hub):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         waits = super()._waits(now)
         release = len(self.broadcasts) + 1
-        # If no report is due, or no report is waited for any more, the next moment is.
+        # If no report is due, or the hub waits for no further report, it waits for the next moment.
         if waits["state"] == "open" or (
             waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
         ):

@@ -149,8 +149,8 @@ def survey(
         if period > releases or is_repeated:
             repeated += is_repeated
             continue
-        # Radii are valid for at most `end(period)` people up to this period: count those beyond.
-        # The silo learns from them nevertheless, up to `most_records` people.
+        # Radii are valid for at most `end(period)` people up to this period: count further people.
+        # The silo still learns from them, up to `most_records` people.
         people = learned + too_late + no_outcome
         beyond_cap += people - beyond_cap >= plan.plan.end(period)
         if people >= plan.plan.most_records(releases):
@@ -225,14 +225,16 @@ class Replay:
         #: Heap of events (time, row, decision id). An event is the outcome of this decision or, if
         #: the id is empty, the decision of this row.
         self._events: list[tuple[float, int, str]] = []
-        decisions_of: dict[bytes, deque[str]] = defaultdict(deque)
+        # Digest of a subject -> ids of the decisions that the silo has already made for it.
+        ids_by_subject: dict[bytes, deque[str]] = defaultdict(deque)
         for name, decided in party.decisions.items():
-            decisions_of[decided.subject].append(name)
+            ids_by_subject[decided.subject].append(name)
+        # A person's decisions belong to the person's first rows, in the order of time.
         for row in sorted(range(len(self._cases)), key=lambda i: self._times[i].came):
-            decisions = decisions_of[party.digest_of(self._cases[row].subject)]
-            if not decisions:
+            made_ids = ids_by_subject[party.digest_of(self._cases[row].subject)]
+            if not made_ids:
                 self._events.append((self._times[row].came, row, ""))
-            elif (name := decisions.popleft()) not in party.ended:
+            elif (name := made_ids.popleft()) not in party.ended:
                 self._events.append((self._times[row].known, row, name))
         heapq.heapify(self._events)
 

@@ -1,7 +1,7 @@
 """The records of a silo: its decisions with their rewards, on disk and as sums.
 
-A decision and its end are writes in the silo's log. In memory are the sums of each leaf, a few
-counts, and the last decisions without a reward; everything else is read from the store when it is
+A decision and its end are writes in the silo's log. The sums of each leaf, a few counts, and the
+last decisions without a reward are in memory; everything else is read from the store when it is
 needed. A snapshot holds these sums and counts, so a restart does not read the records again.
 Records whose leaf is released can be erased.
 """
@@ -308,7 +308,7 @@ class SiloRecords(Speaker):
         self._saved_leaves = self._unsaved_leaves
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state from a snapshot; return what it covers: nothing if it is invalid."""
+        """Set the state from a snapshot; return what it covers, or `UNCOVERED` if it is invalid."""
         seal, state = parts["state"][:KEY_BYTES], parts["state"][KEY_BYTES:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
             return UNCOVERED

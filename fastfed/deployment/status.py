@@ -99,7 +99,7 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
         waits = party.waits(now)
     closes, closed = deployed.document.calendar.closes, released
     if isinstance(party, ClockedSilo):
-        # This silo's periods end at its own closes, whichever views it has.
+        # This silo's periods end at its own closes, which do not depend on its views.
         closes, closed = party.calendar.closes, party.closed_leaves
     return {
         "kind": kind_of(process),
@@ -220,7 +220,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     live_status = _live_status(target) if facts["kind"] == "silo" else None
     runs = folders.in_use(target) if live_status is None else True
     if facts["kind"] == "silo":
-        # None, for not known, becomes False: a silo that runs would have answered at its socket.
+        # None (not known) becomes False: a running silo would have answered at its socket.
         runs = bool(runs)
     facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")

@@ -29,7 +29,7 @@ _ENVELOPE_BYTES, NAME = 512, 64
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """States that a party is running and agrees to the plan, and asks the hub what it has missed.
+    """States that a party is running and agrees to the plan, and asks for messages that it missed.
 
     The envelope's release is the last broadcast that a silo has. For the helper, it is the last
     release that the helper has answered.
