@@ -593,9 +593,9 @@ class Application:
         """Plan a sync to disk of the computed calls.
 
         The sync begins after all requests that have arrived are computed, so that they share it. If
-        syncs are slow and at least `few` calls wait, the sync begins now instead. Otherwise clients
-        whose calls share a sync would send their next calls at the same time, and would share every
-        later sync while the other threads that sync are idle.
+        syncs are slow and at least `few` calls wait, the sync begins now instead. Without this
+        rule, clients whose calls share a sync would send their next calls at the same time, and
+        would share every later sync while the other threads that sync are idle.
         """
         if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
             self._sync()

@@ -127,10 +127,10 @@ class ClockedSilo(SiloParty):
     def _last_before(self, release: int) -> int:
         return self.released
 
-    def _last_closed(self, what: str, now: float) -> int:
+    def _last_closed(self, kind: str, now: float) -> int:
         """Return the last leaf that a receipt may name, or the last view for other messages."""
-        last_leaf = super()._last_closed(what, now)
-        if what == "receipt":
+        last_leaf = super()._last_closed(kind, now)
+        if kind == "receipt":
             return last_leaf
         # News messages are numbered by views. The moment of a sealed leaf is over, even if the
         # clock was set back.

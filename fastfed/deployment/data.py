@@ -608,16 +608,23 @@ class _Reader:
             }
         elif self._single_outcome_index is not None:
             outcome_value = self._value(outcome, cells[self._single_outcome_index])
-        label = (
+        person = (
             f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
         )
-        if not is_line(label):
+        if not is_line(person):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
             )
         time = self._moment(source.time, cell(source.time))
         return Case(
-            where, record, label, time, outcome_time, outcome_value, action_taken, outcome_by_action
+            where,
+            record,
+            person,
+            time,
+            outcome_time,
+            outcome_value,
+            action_taken,
+            outcome_by_action,
         )
 
     def check_outcomes(self, case: Case) -> None:

@@ -623,7 +623,7 @@ def check_room(
 
 
 def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> None:
-    """Create a party's folder for a plan, with the secret of its folder of the earlier plan.
+    """Create a party's folder for a plan, with the secret from its folder of the earlier plan.
 
     Parameters
     ----------
@@ -664,7 +664,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> Non
 
 
 def _check_start(start: bytes, old_folder: Path, earlier: DeployedPlan) -> None:
-    """Raise InputError if an old folder has a different broadcast of the release of a start."""
+    """Raise InputError if an old folder has a different broadcast of the start's release."""
     release = earlier.wire.read(start).release
     last = last_broadcast(old_folder)[1]
     if last and earlier.wire.read(last).release == release and last != start:

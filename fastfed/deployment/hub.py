@@ -205,8 +205,8 @@ class Hub(Speaker):
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
         self._store_clock_reading(envelope.sender, body.time, body.after)
-        is_running = body.nonce == self._nonce
-        if is_running and (body.after or not body.time):
+        repeats_hub_nonce = body.nonce == self._nonce
+        if repeats_hub_nonce and (body.after or not body.time):
             # A silo that sends its clock time counts only once it has read this hub's clock time.
             self._silo_release[silo] = envelope.release
         # Send broadcasts before the receipt: the silo then knows which sets exclude its report.
@@ -216,7 +216,7 @@ class Hub(Speaker):
         answers = [
             self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
         ]
-        clocks, nonce = (self.own_time(now), body.time), b"" if is_running else body.nonce
+        clocks, nonce = (self.own_time(now), body.time), b"" if repeats_hub_nonce else body.nonce
         answers.append(self._receipt_message(silo, nonce, clocks=clocks, after=envelope.release))
         if silo not in self._silo_release:
             # Ask the silo to repeat the hub's nonce, which no old message of the silo can hold.

@@ -513,7 +513,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         # With clocks, the hub waits only a short time for the reports of an exchange.
         grace = min(GRACE_WITH_CLOCKS, int(periods.min()))
         closes_by_silo = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
-        longest = max(int(np.diff([start, *own]).max()) for own in closes_by_silo)
+        longest = max(int(np.diff([start, *times]).max()) for times in closes_by_silo)
     deadline = table.get("reward_deadline", longest)
     return Calendar(
         start,

@@ -142,7 +142,7 @@ class SiloParty(SiloRecords):
         self._nonce = entropy(16)
         #: True once the hub has answered with this process's nonce.
         self._hub_answered = False
-        #: Releases whose report of this silo the hub has confirmed.
+        #: Releases of which the hub has confirmed this silo's report.
         self._hub_has: set[int] = set()
         #: Number of releases that the hub has broadcast; None before the hub's first answer.
         self._hub_released: int | None = None
@@ -865,18 +865,19 @@ class SiloParty(SiloRecords):
             return self._take_sessions(envelope.release, self.wire.body(envelope, wire.Sessions))
         return self._handle_news(envelope.release, self.wire.body(envelope, wire.News))
 
-    def _check_closed(self, release: int, what: str, now: float) -> None:
-        """Refuse a message about a release whose period is still open.
+    def _check_closed(self, release: int, kind: str, now: float) -> None:
+        """Refuse a message of this kind about a release whose period is still open.
 
-        Records still enter this leaf, so no party can have this silo's report or session of it.
+        Records still enter the release's leaf, so no party can have this silo's report or session
+        of it.
         """
-        if release > self._last_closed(what, now):
+        if release > self._last_closed(kind, now):
             raise Refused(
-                f"the {what} is about release {release}, whose period is still open here: the "
+                f"the {kind} is about release {release}, whose period is still open here: the "
                 "clocks of hub and silo differ, or the hub lies"
             )
 
-    def _last_closed(self, what: str, now: float) -> int:
+    def _last_closed(self, kind: str, now: float) -> int:
         """Return the last release that a message of the hub can be about; see `_check_closed`."""
         return max(self.calendar.closed(now), *self.sealed, 0)
 
@@ -916,12 +917,12 @@ class SiloParty(SiloRecords):
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.leaves or len(d) != KEY_BYTES for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.leaves}, with digests")
-        is_new = body.nonce == self._nonce
-        if is_new:
+        answers_this_process = body.nonce == self._nonce
+        if answers_this_process:
             self._store_clock_reading(self.deployed.document.hub.name, body.time, body.after)
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
-        if is_new:
+        if answers_this_process:
             # Start a new list: a hub that was restored from a backup has fewer reports. `tick`
             # sends again all reports that the receipt does not list.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
@@ -1086,7 +1087,8 @@ class SiloParty(SiloRecords):
             if lost_digest is not None and digest(report) == lost_digest:
                 writes.append(Write("sealed", str(release), report))
             else:
-                second_charge = -last_lost
-                writes += self._missing_charge(second_charge) if lost_digest is not None else []
+                if lost_digest is not None:
+                    # Charge the whole plan a second time, under the number -k.
+                    writes += self._missing_charge(-last_lost)
                 writes.append(Write("without", str(release), LOST_REASON.encode()))
         return Step(tuple(writes))
