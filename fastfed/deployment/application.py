@@ -532,7 +532,8 @@ class Application:
             self._fail(request, error)
             return
         if not request.calls:
-            # Work that may wait for the party's lock, such as a status while a report is computed.
+            # Answer it in a different thread: it may have to wait for the party's lock, such as a
+            # status request while a report is computed.
             task = self._blocking.submit(answers, self._silo, request.path, keys)
             task.add_done_callback(lambda task: self._from_thread(self._finish_task, request, task))
             return

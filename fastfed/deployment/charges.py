@@ -368,10 +368,10 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
     Notes
     -----
     Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
-    trade-off function is linear between (0, 1), (q, q) and (1, 0), and the Gaussian one is convex
-    and meets it at (q, q), so it lies below. For several bits of one user, the result is the best
-    of two kinds of bounds: the sum of the squared parameters, and `mu_of_responses` with different
-    failure probabilities.
+    trade-off function is linear between (0, 1), (q, q) and (1, 0). The Gaussian trade-off function
+    is convex and meets it at these points, so it is nowhere above it. For several bits of one user,
+    the result is the best of two kinds of bounds: the sum of the squared parameters, and
+    `mu_of_responses` with different failure probabilities.
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
     epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
@@ -443,7 +443,7 @@ def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccoun
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return (epsilon, mu, failure) at delta for which each account holds.
+    """Return the epsilon at delta that holds for every account, and its (mu, failure).
 
     Each account is mu-GDP except with probability ``failure``. The failure probability is delta
     times the entry of `TAIL_SHARES` that gives the least epsilon.

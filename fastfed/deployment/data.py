@@ -249,7 +249,8 @@ def _table(source: Source) -> _Table:
 def _from_connection(source: Source, connection: Any) -> _Table:
     """Send a source's query to a given connection; return the column names and the rows.
 
-    If the connection raises an error, the message names only its type: its text may quote a row.
+    If the connection raises an error, the message names only the type of the error, since the
+    error's text may quote a row.
     """
     try:
         return queried(connection, str(source.query))

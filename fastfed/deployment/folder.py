@@ -602,7 +602,7 @@ def check_room(
     Raises
     ------
     InputError
-        If there is no ceiling, or all charges with the charge of the whole plan exceed it.
+        If there is no ceiling, or all charges, including that of the whole plan, exceed it.
     """
     limits = ceiling or ledger.ceiling(dataset)
     if limits is None:

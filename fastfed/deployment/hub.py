@@ -521,7 +521,8 @@ class Hub(Speaker):
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
         """Return the values of the reports that make up the sums of a release, before capping.
 
-        The keys are release and silo. With a tree, a prefix sum has reports of several releases.
+        The result maps release -> silo -> values (s,). With a tree, a prefix sum has reports of
+        several releases.
         """
         reports: dict[int, dict[int, np.ndarray]] = {}
         for k in nodes_of(self.plan, release):
@@ -738,7 +739,7 @@ class Hub(Speaker):
     def _missing(self, release: int) -> list[int]:
         """Return the silos whose report of a release is missing.
 
-        With masks, return the silos whose session is missing, if there are any.
+        With masks, return the silos whose session is missing, if there are such silos.
         """
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]

@@ -440,15 +440,15 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
         or not 1 <= envelope.release <= earlier.exchanges
     ):
         raise InputError("the start must be a broadcast of the earlier plan's hub")
-    body, source = earlier.wire.body(envelope, Broadcast), "the start"
-    check_entries(body.entries, earlier.plan.silos, source)
+    body, label = earlier.wire.body(envelope, Broadcast), "the start"
+    check_entries(body.entries, earlier.plan.silos, label)
     if len(body.entries) < earlier.document.least:
         raise InputError(
             f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
             f"least, got {len(body.entries)}"
         )
     model = first_model(earlier)
-    adopt_broadcast(model, earlier.wire.floats(body.values, source), envelope.release, body)
+    adopt_broadcast(model, earlier.wire.floats(body.values, label), envelope.release, body)
     return envelope.release, model
 
 

@@ -260,7 +260,7 @@ class Process:
     def sync(self) -> bool:
         """Store the writes of all submitted calls; return False if there is nothing to do now.
 
-        That is so if no call waits, or `MAX_SYNCS` other threads are storing writes.
+        There is nothing to do if no call waits, or if `MAX_SYNCS` other threads are storing writes.
         """
         batch = self.begin_sync()
         if batch is not None:

@@ -371,7 +371,10 @@ class SiloParty(SiloRecords):
             )
         leaf = self._open_leaf(now)
         is_late = now > decided.time + self.calendar.reward_deadline
-        reason = "late" if is_late else "" if decided.learns and leaf <= self.leaves else "unused"
+        if is_late:
+            reason = "late"
+        else:
+            reason = "" if decided.learns and leaf <= self.leaves else "unused"
         ended = Ended(0 if reason else leaf, y, float(now), reason)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
@@ -532,7 +535,7 @@ class SiloParty(SiloRecords):
             return state("hub", release if release <= closed_periods else 0, [hub])
         if leaf <= closed_periods:
             if leaf in self.sessions.foreign:
-                # The hub has a session of records that this silo's restored state does not have.
+                # The hub has a session derived from records that this silo's restored state lacks.
                 return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
@@ -575,7 +578,7 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Make a `Join` with this silo's nonce, and one with the hub's nonce if it has sent one.
+        """Make a `Join` with this silo's nonce and, if the hub has sent a nonce, one with that.
 
         The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
         second message repeats the hub's nonce, and so proves that this silo is running now.
@@ -630,7 +633,8 @@ class SiloParty(SiloRecords):
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
                 messages += self._report_messages(k, self.sealed[k])
-        # A hub whose log was restored sees in its lost broadcasts which sets it had opened.
+        # Return the broadcasts that a hub with a restored log lacks: they show which sets it had
+        # opened.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
         ]

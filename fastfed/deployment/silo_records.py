@@ -353,7 +353,7 @@ class SiloRecords(Speaker):
         released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
             # A later release rounds the records of earlier leaves again. The rounding depends on
-            # the numbers of their decisions among all decisions, so all of these must stay.
+            # the numbers of their decisions among all decisions, so all decisions must stay.
             return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):
