@@ -60,9 +60,9 @@ class PrivateLinUCB:
     The first call with a folder creates the agent. Later calls open it, and may omit the settings.
     Only one process can open an agent at a time. Several threads may use it.
 
-    People are protected from everybody who sees actions, the model or the hub's files: no matter
-    what one person's record is, these change by little (user-level differential privacy, relation
-    "replace"). The certificate states who else must be trusted.
+    People are protected from everybody who sees actions, the model or the hub's files: replacing
+    one person's record changes the distribution of these by little (user-level differential
+    privacy, relation "replace"). The certificate states who else must be trusted.
 
     Parameters
     ----------

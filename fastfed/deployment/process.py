@@ -310,8 +310,8 @@ class Process:
         """Finish the calls of a batch whose sync has ended, and those of earlier batches.
 
         ``failed`` is the error of a sync that has failed, and ``seconds`` the time that it took.
-        After a failed sync, the calls of all batches that are not durable yet fail, because a later
-        sync could succeed although the disk lacks a part of the log.
+        A failed sync fails the calls of all batches that are not durable yet, because a later sync
+        could succeed although the disk lacks a part of the log.
         """
         with self._lock:
             self._syncs -= 1

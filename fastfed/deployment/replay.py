@@ -120,9 +120,9 @@ def survey(
           zeros.
         - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
           is an upper bound, because an outcome is used only if the model chooses the same action.
-        - ``too_late``, ``repeated`` (as many cases of the same person came before as the plan
-          learns from), ``no_outcome``: the numbers of cases that are not learned from for these
-          reasons.
+        - ``too_late``, ``repeated``, ``no_outcome``: the numbers of cases that are not learned from
+          for these reasons. A case is repeated if its person came before as often as the plan
+          learns from a person.
         - ``dropped``: the number of all cases that are not learned from.
         - ``beyond_cap``: the number of cases in excess of ``caps``.
         - ``missing``, ``clipped``: column -> number of missing or clipped cells.

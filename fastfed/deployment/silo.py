@@ -371,10 +371,8 @@ class SiloParty(SiloRecords):
             )
         leaf = self._open_leaf(now)
         is_late = now > decided.time + self.calendar.reward_deadline
-        if is_late:
-            reason = "late"
-        else:
-            reason = "" if decided.learns and leaf <= self.leaves else "unused"
+        is_used = decided.learns and leaf <= self.leaves
+        reason = "late" if is_late else "" if is_used else "unused"
         ended = Ended(0 if reason else leaf, y, float(now), reason)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
