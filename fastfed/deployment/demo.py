@@ -394,7 +394,7 @@ def _restore_backup(home: Path, child: Child, client: Client, release: int, unti
     child.kills += 1
     child.start()
     while not repeat_until(lambda: client.call("status"), until)["lost"]:
-        # The hub tells the silo which reports it has lost.
+        # The hub tells the silo which reports the silo has lost.
         if time.time() > until:
             raise InputError(f"{TOO_BUSY}: {child.name} has not received its list of lost reports")
         time.sleep(0.05)

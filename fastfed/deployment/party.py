@@ -310,13 +310,10 @@ class SteadyClock:
         for low, high, _ in self._others.values():
             # The other clock now shows a time between monotonic + low and monotonic + high.
             least_ahead, most_ahead = reading - (monotonic + high), reading - (monotonic + low)
-            differences.append(
-                least_ahead
-                if least_ahead > DOUBTED
-                else most_ahead
-                if most_ahead < -DOUBTED
-                else 0.0
-            )
+            if least_ahead > DOUBTED:
+                differences.append(least_ahead)
+            else:
+                differences.append(most_ahead if most_ahead < -DOUBTED else 0.0)
         differences.sort()
         # The two middle differences; if the number is odd, they are the same one. Return the one
         # nearer to 0, or 0 if their signs differ.

@@ -758,10 +758,11 @@ class SiloParty(SiloRecords):
         The randomizer's state depends on all earlier reports, so these are computed first. If the
         last call has computed them from the same sums, a copy of its randomizer is used instead.
         """
-        earlier = digest(self._leaf_sums[: release - 1].tobytes())
-        last = self._last_randomizer
-        if last is not None and (last[0].release, last[1]) == (release - 1, earlier):
-            randomizer = last[0].copy()
+        earlier_digest = digest(self._leaf_sums[: release - 1].tobytes())
+        if self._last_randomizer is not None:
+            last_randomizer, last_digest = self._last_randomizer
+            if last_randomizer.release == release - 1 and last_digest == earlier_digest:
+                randomizer = last_randomizer.copy()
         for k in range(randomizer.release + 1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
                 self._sealing.set_hidden_sums(node, sums)

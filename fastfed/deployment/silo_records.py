@@ -233,7 +233,7 @@ class SiloRecords(Speaker):
         self.clipped_rewards += reward_clipped
 
     def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
-        """Clip the features (d,) and the reward of a record; return also which were clipped.
+        """Clip the features (d,) and the reward of a record; return also whether each was clipped.
 
         A plan whose users send bits takes the estimate of the reward and does not clip features.
         """

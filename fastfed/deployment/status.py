@@ -225,7 +225,7 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
     if runs is False and not is_over:
-        # A silo's application may need decisions after the last release, too.
+        # This includes a silo after the last release: its application may still need decisions.
         facts["waits"] = None
     if live_status is not None and live_status["stopped"] and not facts["troubles"]:
         facts["troubles"].append(mask_numbers(live_status["stopped"]))
