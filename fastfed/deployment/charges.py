@@ -145,9 +145,9 @@ def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: byte
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (total_mu2, failure), (earlier_mu2, failure_before) = totals[release], totals[release - 1]
+    (total_mu2, failure), (earlier_mu2, earlier_failure) = totals[release], totals[release - 1]
     return Charge(
-        dataset, digest, release, total_mu2 - earlier_mu2, failure - failure_before, report
+        dataset, digest, release, total_mu2 - earlier_mu2, failure - earlier_failure, report
     )
 
 

@@ -316,7 +316,7 @@ class ClockedHub(Hub):
             ``waiting_for`` is empty: no silo waits for another. ``reports``: silo -> number of its
             last report, number of its reports in the plan, and when the period of the last report
             ended (None before the first). With ``now``, ``silent``: silo -> when its next report
-            was due, for silos that have missed it for longer than one of their periods.
+            was due, for the silos that `silent` returns.
         """
         changed_entries: dict[str, object] = {"waiting_for": [], "reports": self.reports_by_silo()}
         if now is not None:

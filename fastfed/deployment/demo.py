@@ -365,11 +365,11 @@ def _serve(
 
     Between the two requests, the process ``victim`` is killed.
     """
-    path, request, answer = _visit_requests(plan, silo, patient)
+    path, request, keys_for = _visit_requests(plan, silo, patient)
     decision = repeat_until(lambda: client.call("decide", **request), until)
     if victim is not None:
         victim.kill()
-    reward_keys = {"id": decision["id"], **answer(decision["action"])}
+    reward_keys = {"id": decision["id"], **keys_for(decision["action"])}
     repeat_until(lambda: client.call(path, **reward_keys), until)
     action: int = decision["action"]
     return action
@@ -473,7 +473,7 @@ def theta_without_failures(
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
             for i, name in enumerate(SILOS):
                 silo = processes[name]
-                path, request, answer = _visit_requests(plan, i, patient)
+                path, request, keys_for = _visit_requests(plan, i, patient)
                 assert isinstance(silo, SiloProcess)
                 decision = silo.decide(request.get("actions"))
                 # With experts the action is random, but the losses do not depend on it.
@@ -481,7 +481,7 @@ def theta_without_failures(
                     raise InputError(
                         f"patient {patient} of {name} got a different action without failures"
                     )
-                reward_keys = answer(decision.action)
+                reward_keys = keys_for(decision.action)
                 getattr(silo, path)(decision.id, reward_keys[path])
         now[0] = float(close_time)
         settle(processes)

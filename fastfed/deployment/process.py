@@ -282,7 +282,7 @@ class Process:
                 appended = iter(self.store.append([w for call in calls for w in call.writes]))
                 is_new = [[next(appended) for _ in call.writes] for call in calls]
             except Conflict:
-                # Append call by call: only those that contradict the log fail.
+                # Append call by call: only calls that contradict the log fail.
                 for place, call in enumerate(calls):
                     try:
                         is_new[place] = self.store.append(call.writes)

@@ -113,7 +113,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     Parameters
     ----------
     entries : tuple of Entry
-        The reports. Empty if the hub asks the helper which set it has answered.
+        The reports. Empty if the hub asks the helper which set the helper has answered.
     sealed : tuple of bytes
         Only to the helper: the encrypted shares, in the order of ``entries``.
     total : bytes
