@@ -75,8 +75,8 @@ class PrivateLinUCB:
         period. A release after a number of rewards is not possible: one more person would move all
         later people to other releases.
     releases : int
-        Number of releases. After the last one, the agent goes on with its last model and learns
-        nothing more.
+        Number of releases. After the last one, the agent continues to use its last model, and
+        learns nothing more.
     batch_size : int
         The largest expected number of people whose reward becomes known in one period. More people
         cost no privacy, but the confidence radius is then not proven.

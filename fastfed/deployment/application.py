@@ -176,7 +176,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     path : str
         One of `KEYS_BY_PATH`, such as "/decide".
     given : dict
-        The keys of the request.
+        The keys of the request's JSON object, with their values.
 
     Returns
     -------
@@ -216,7 +216,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 def _object(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object; an empty body is an empty object."""
     try:
-        # The fast parser refuses what Python's accepts, such as NaN; ours then say what is wrong.
+        # The fast parser refuses what Python's parser accepts, such as NaN. In this case parse the
+        # body again with Python's parser: the error then says what is wrong.
         request = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
@@ -433,7 +434,7 @@ class Application:
     ) -> None:
         self.server_close()
 
-    # ---- life --------------------------------------------------------------------------------
+    # ---- start and end -----------------------------------------------------------------------
 
     def serve_forever(self) -> None:
         """Answer requests until `shutdown` or `server_close`, which may have been called before."""

@@ -5,7 +5,7 @@
 - `check_records` refuses sums without noise that no records can have.
 - `Alarm` tests whether a silo's data and the other silos' data can have the same theta.
 
-All but `Range` need a hub that sees each silo's report, which is not so with secure sums.
+All except `Range` need a hub that sees each silo's report; with secure sums it sees none of them.
 """
 
 from __future__ import annotations

@@ -255,13 +255,13 @@ class Hub(Speaker):
         """
         released = len(self.broadcasts)
         first = 1 + self._last_report_in(released if after is None else min(after, released), silo)
-        complete = {
+        stored_reports = {
             k: digest(self.reports[k, silo])
             for k in range(first, self._last_reported + 1)
             if (k, silo) in self.reports and (k, silo) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
-        reports = tuple(sorted({**complete, **dict(new_reports)}.items()))
+        reports = tuple(sorted({**stored_reports, **dict(new_reports)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
         return Message(self.deployed.silos[silo], self.signed(len(self.broadcasts), body))
 
@@ -822,7 +822,7 @@ class Hub(Speaker):
     def silent(self, now: float) -> dict[str, float]:
         """Return the silos that are overdue though the hub does not wait for them: none here.
 
-        Only with clocks (`ClockedHub`) does the hub go on without a silo's report.
+        Only a hub of silos with clocks (`ClockedHub`) can have such silos.
         """
         return {}
 

@@ -504,7 +504,7 @@ def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
     """
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
-    plans = (plan, *(executed.executed for executed in chain(earlier)))
+    plans = (plan, *(earlier_plan.executed for earlier_plan in chain(earlier)))
     return epsilon_of_charges(
         [charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta
     )

@@ -563,8 +563,8 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     data = source
     if len(data) > MAX_PLAN_BYTES:
         raise InputError(f"a plan file has at most {MAX_PLAN_BYTES} bytes, got {len(data)}")
-    inner, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
-    return checked(read_document(inner), signatures)
+    document_bytes, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
+    return checked(read_document(document_bytes), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:

@@ -225,7 +225,7 @@ class Replay:
         #: Heap of events (time, row, decision id). An event is the outcome of this decision or, if
         #: the id is empty, the decision of this row.
         self._events: list[tuple[float, int, str]] = []
-        # Digest of a subject -> ids of the decisions that the silo has already made for it.
+        # Digest of a subject -> ids of the decisions that the silo has already made for the person.
         ids_by_subject: dict[bytes, deque[str]] = defaultdict(deque)
         for name, decided in party.decisions.items():
             ids_by_subject[decided.subject].append(name)

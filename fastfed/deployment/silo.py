@@ -150,7 +150,7 @@ class SiloParty(SiloRecords):
         self._closed_before = 0
         #: The hub's nonce, which the next `Join` repeats; empty if there is none to repeat.
         self._hub_nonce = b""
-        #: The hub's clock in its last receipt, in seconds since 1970; 0 before.
+        #: The hub's clock in its last receipt, in seconds since 1970; 0 before the first receipt.
         self._hub_time = 0.0
         #: Release -> digest of a report that this silo sent before its state was restored from a
         #: backup, and that the restored state does not have.
