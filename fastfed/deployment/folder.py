@@ -409,7 +409,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the silo is not running. It must run, because only the hub knows which reports it sent.
+        If the silo is not running. It must run to learn from the hub which reports it has sent.
     """
     target = Path(folder)
     try:

@@ -328,7 +328,7 @@ class Log:
                 with process.turn():
                     state = self._state(process)
             except Exception as error:
-                # The party must go on even if its state cannot be shown.
+                # The party must continue even if its state cannot be shown.
                 text = failure(error)[1]
                 if text != self._last_error:
                     self(text)

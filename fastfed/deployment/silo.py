@@ -983,7 +983,8 @@ class SiloParty(SiloRecords):
             self._use_broadcast(trial_model, values, release, body)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        # The set has a report of this silo that its state lacks: it was restored from a backup.
+        # If the set has a report of this silo that the state lacks, the state was restored from a
+        # backup.
         if own_entries and own_report is None and own_number not in self.unreported:
             self.lost[own_number] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))

@@ -37,7 +37,7 @@ WRITES_PER_QUERY = 10_000
 
 
 def subject_key(subject_digest: bytes, number: int) -> str:
-    """Return the key of the write for a person's decision; ``number`` counts them from 1."""
+    """Return the key of the write for a person's decision number ``number``, from 1."""
     return subject_digest.hex() + (f" {number}" if number > 1 else "")
 
 

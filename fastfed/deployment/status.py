@@ -79,11 +79,11 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``certificate``;
-        ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970, or None),
-        ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers`` (its
-        metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``capped``, ``helper`` and
-        ``notes`` (texts about silos that have been silent for long).
+        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``version``,
+        ``certificate``; ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970,
+        or None), ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers``
+        (its metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``helper`` and ``notes``
+        (texts about silos that have been silent for long).
     """
     party: Any = process.party
     deployed, certificate = party.deployed, str(party.deployed.certificate)

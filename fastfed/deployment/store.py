@@ -379,7 +379,7 @@ class Chain:
                 head, last_number = chain, number
                 yield write
         except (sqlite3.DatabaseError, TypeError, AttributeError) as error:
-            # The last two: a value in the file has a different type.
+            # One of the last two errors is raised if a value in the file has a different type.
             raise InputError(
                 f"the log of {self._name} is damaged after entry {last_number} ({error}); "
                 "restore the newest backup"

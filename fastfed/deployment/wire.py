@@ -372,7 +372,7 @@ class Wire:
         return decoded
 
     def floats(self, data: bytes, label: str) -> np.ndarray:
-        """Decode a statistic (s,) of float64; raise Refused if its size is wrong or it has NaN."""
+        """Decode a statistic (s,) of float64; raise Refused for a wrong size, NaN or infinity."""
         values = self._numbers(data, "<f8", label).astype(np.float64)
         if not np.isfinite(values).all():
             raise Refused(f"{label} must be finite, got NaN or infinity")
