@@ -60,9 +60,9 @@ class PrivateLinUCB:
     The first call with a folder creates the agent. Later calls open it, and may omit the settings.
     Only one process can open an agent at a time. Several threads may use it.
 
-    People are protected from everybody who sees actions, the model or the hub's files: no matter
-    what one person's record is, these change by little (user-level differential privacy, relation
-    "replace"). The certificate states who else must be trusted.
+    People are protected from everybody who sees actions, the model or the hub's files: replacing
+    one person's record changes the distribution of these by little (user-level differential
+    privacy, relation "replace"). The certificate states who else must be trusted.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ class PrivateLinUCB:
         period. A release after a number of rewards is not possible: one more person would move all
         later people to other releases.
     releases : int
-        Number of releases. After the last one, the agent goes on with its last model and learns
-        nothing more.
+        Number of releases. After the last one, the agent continues to use its last model, and
+        learns nothing more.
     batch_size : int
         The largest expected number of people whose reward becomes known in one period. More people
         cost no privacy, but the confidence radius is then not proven.
@@ -89,7 +89,7 @@ class PrivateLinUCB:
         Features x become x / norm, shrunk to length 1 if they are longer. By default 1, and with
         ``columns`` the largest norm that a row can have.
     start : int, optional
-        Begin of the first period, in seconds since 1970. By default now.
+        Start of the first period, in seconds since 1970. By default now.
     reward_deadline : int, optional
         A reward that comes more than this many seconds after its decision is not learned from. By
         default one period.
@@ -193,8 +193,8 @@ class PrivateLinUCB:
             Features of each action, for an agent with ``dimension``.
         subject : str or int, optional
             Who the person is. Only the first decision for a person is learned from, or with
-            "user-bit" the first ``returning`` ones. Without it, the service promises that nobody
-            comes twice.
+            "user-bit" the first ``returning`` ones. If the service gives no subjects, it promises
+            that nobody comes twice.
         record : mapping, optional
             The person's record, for an agent with ``columns``.
         among : sequence of str, optional

@@ -1,8 +1,8 @@
 """The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
 
 One thread reads requests, computes them, appends their writes to the log and writes answers; a few
-others sync to disk, without Python's lock (`SyncThreads`). While all of these sync, the requests
-that arrive are computed, and the next sync stores them together (`Process.sync`). An answer is sent
+others sync to disk, without Python's lock (`SyncThreads`). While all of these others sync, arriving
+requests are computed, and the next sync stores them together (`Process.sync`). An answer is sent
 when the writes of its request are durable. Connections stay open, and a request may hold many
 decisions or rewards.
 """
@@ -176,7 +176,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
     path : str
         One of `KEYS_BY_PATH`, such as "/decide".
     given : dict
-        The keys of the request.
+        The keys of the request's JSON object, with their values.
 
     Returns
     -------
@@ -216,7 +216,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 def _object(body: bytes) -> dict[str, Any]:
     """Parse the body of a request, a JSON object; an empty body is an empty object."""
     try:
-        # The fast parser refuses what Python's accepts, such as NaN; ours then say what is wrong.
+        # The fast parser refuses what Python's parser accepts, such as NaN. In this case parse the
+        # body again with Python's parser: the error then says what is wrong.
         request = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
@@ -433,7 +434,7 @@ class Application:
     ) -> None:
         self.server_close()
 
-    # ---- life --------------------------------------------------------------------------------
+    # ---- start and end -----------------------------------------------------------------------
 
     def serve_forever(self) -> None:
         """Answer requests until `shutdown` or `server_close`, which may have been called before."""
@@ -471,17 +472,17 @@ class Application:
             self._sync_threads.close()
             self._blocking.shutdown(wait=False)
 
-    def soon(self, what: Callable[[], None]) -> None:
+    def soon(self, function: Callable[[], None]) -> None:
         """Schedule a function after all that is ready now; call this in the thread that answers."""
         assert self._loop is not None
-        self._loop.call_soon(what)
+        self._loop.call_soon(function)
 
-    def _from_thread(self, what: Callable[..., None], *arguments: Any) -> None:
+    def _from_thread(self, function: Callable[..., None], *arguments: Any) -> None:
         """Schedule a function in the thread that answers, from a different thread."""
         assert self._loop is not None
         with suppress(RuntimeError):
             # The loop may have ended: its connections are closed.
-            self._loop.call_soon_threadsafe(what, *arguments)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def shutdown(self) -> None:
         """End `serve_forever`, and wait for its end."""
@@ -493,7 +494,7 @@ class Application:
         """End `serve_forever` within a second, and close the socket."""
         with self._starting:
             self._stop.set()
-        # Without waiting for the event: a signal may not interrupt that (`until_signal`).
+        # Poll the event: a signal may not interrupt a wait for it (`until_signal`).
         deadline = time.monotonic() + 1.0
         while not self._ended.is_set() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -532,7 +533,8 @@ class Application:
             self._fail(request, error)
             return
         if not request.calls:
-            # Work that may wait for the party's lock, such as a status while a report is computed.
+            # Answer it in a different thread: it may have to wait for the party's lock, such as a
+            # status request while a report is computed.
             task = self._blocking.submit(answers, self._silo, request.path, keys)
             task.add_done_callback(lambda task: self._from_thread(self._finish_task, request, task))
             return
@@ -593,9 +595,9 @@ class Application:
         """Plan a sync to disk of the computed calls.
 
         The sync begins after all requests that have arrived are computed, so that they share it. If
-        syncs are slow and at least `few` calls wait, the sync begins now instead. Otherwise clients
-        whose calls share a sync would send their next calls at the same time, and would share every
-        later sync while the other threads that sync are idle.
+        syncs are slow and at least `few` calls wait, the sync begins now instead. Without this
+        rule, clients whose calls share a sync would send their next calls at the same time, and
+        would share every later sync while the other threads that sync are idle.
         """
         if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
             self._sync()

@@ -84,7 +84,7 @@ class ReusedConnection:
     """An open connection that later calls to the same address use again."""
 
     def __init__(self) -> None:
-        #: None before the first call, while a call uses the connection, and once it has ended.
+        #: None before the first call, while a call uses the connection, and after its end.
         self.connection: http.client.HTTPConnection | None = None
 
     def close(self) -> None:
@@ -236,8 +236,8 @@ def call(
     def open_and_exchange(pending: _PendingCall) -> tuple[int, bytes]:
         # Connect, then do the TLS handshake here, so that the call can be cut at any moment.
         proxy = _proxy(host, port) if context is not None else None
-        where = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
-        pending.connection = connection = http.client.HTTPConnection(*where, timeout=PATIENCE)
+        address = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
+        pending.connection = connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
         if proxy is not None:
             connection.set_tunnel(host, port, _credentials(proxy))
         connection.connect()
@@ -257,8 +257,11 @@ def call(
     return status, _bounded(body, at_most)
 
 
-def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tuple[int, bytes]:
-    """Send a POST request to a server on a Unix socket; return status and body, as `call` does."""
+def call_socket(path: str | Path, url_path: str, data: bytes, at_most: int) -> tuple[int, bytes]:
+    """Send a POST request to a server on a Unix socket; return status and body, as `call` does.
+
+    ``path`` is the path of the socket, and ``url_path`` the path in the request.
+    """
 
     def work(pending: _PendingCall) -> tuple[int, bytes]:
         pending.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
@@ -273,7 +276,7 @@ def call_socket(path: str | Path, where: str, data: bytes, at_most: int) -> tupl
                 if pending.abandoned:
                     raise
                 time.sleep(0.02)
-        return _exchange(pending, "POST", where, data, at_most)
+        return _exchange(pending, "POST", url_path, data, at_most)
 
     status, body = _run_until_deadline(work)
     return status, _bounded(body, at_most)
@@ -322,7 +325,7 @@ class Bounded(ThreadingMixIn, BaseServer):
         super().__init__(*arguments)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a new thread; if there is no room, close it or an older one."""
+        """Answer a connection in a new thread; at the limit, close an older one or this one."""
         with self._lock:
             if len(self._connections) >= self._max_connections:
                 oldest = next(

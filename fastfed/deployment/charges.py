@@ -14,13 +14,13 @@ range, one half for its noise. Let n be the number of coordinates of all means s
 
 1. Each Laplace noise is (e, 0)-DP, so all n together are no easier to test than n randomised
    responses (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear
-   between n + 2 vertices. A Gaussian trade-off function is convex, so if it is below at the
-   vertices, it is below everywhere. Some vertices are below every Gaussian trade-off function; they
-   are removed by an event of probability ``failure``.
+   between n + 2 vertices. A Gaussian trade-off function is convex. So if it is below the responses'
+   function at the vertices, it is below this function everywhere. Some vertices are below every
+   Gaussian trade-off function; they are removed by an event of probability ``failure``.
 2. Each range is chosen by an exponential mechanism whose log-probabilities vary by at most e. For
    two neighbouring inputs it is no easier to test than a coin of probabilities p and q with
-   logit p - logit q = e. The coin is mu-GDP with mu = Phi^-1(p) - Phi^-1(q), which is largest for
-   p = 1 - q: logit(Phi(z)) is convex for z >= 0, since its slope phi / (Phi (1 - Phi)) grows, as
+   logit p - logit q = e. The coin is mu-GDP with mu = Phi^-1(p) - Phi^-1(q). This mu is largest for
+   p = 1 - q, because logit(Phi(z)) is convex for z >= 0: its slope phi / (Phi (1 - Phi)) grows, as
    the hazard h of a normal has h(z) - h(-z) >= z.
 3. The squared parameters of all coins and noises add up (composition), even if later means are
    chosen adaptively.
@@ -86,7 +86,7 @@ def _squares(event: GaussianSums) -> list[float]:
         # The factor covers rounding errors.
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
     elif event.factor is not None:
-        # Of the first k rows of the encoder: the largest squared norm of a column, for each k.
+        # For each k: the largest squared norm of a column of the encoder's first k rows.
         largest_columns = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
         # Rounding errors of a column are below a tenth of SLACK times the longest column.
         squares = largest_columns + 2.0 * SLACK * largest_columns[-1]
@@ -145,9 +145,9 @@ def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: byte
     totals = _totals(event, plan.releases)
     if release < 1:
         return Charge(dataset, digest, release, *totals[-1], report)
-    (total_mu2, failure), (earlier_mu2, failure_before) = totals[release], totals[release - 1]
+    (total_mu2, failure), (earlier_mu2, earlier_failure) = totals[release], totals[release - 1]
     return Charge(
-        dataset, digest, release, total_mu2 - earlier_mu2, failure - failure_before, report
+        dataset, digest, release, total_mu2 - earlier_mu2, failure - earlier_failure, report
     )
 
 
@@ -368,10 +368,10 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
     Notes
     -----
     Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
-    trade-off function is linear between (0, 1), (q, q) and (1, 0), and the Gaussian one is convex
-    and meets it at (q, q), so it lies below. For several bits of one user, the result is the best
-    of two kinds of bounds: the sum of the squared parameters, and `mu_of_responses` with different
-    failure probabilities.
+    trade-off function is linear between (0, 1), (q, q) and (1, 0). The Gaussian trade-off function
+    is convex and meets it at these points, so it is nowhere above it. For several bits of one user,
+    the result is the best of two kinds of bounds: the sum of the squared parameters, and
+    `mu_of_responses` with different failure probabilities.
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
     epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
@@ -443,7 +443,7 @@ def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccoun
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return (epsilon, mu, failure) at delta for which each account holds.
+    """Return the epsilon at delta that holds for every account, and its (mu, failure).
 
     Each account is mu-GDP except with probability ``failure``. The failure probability is delta
     times the entry of `TAIL_SHARES` that gives the least epsilon.

@@ -86,15 +86,15 @@ class _Answer:
         return answer
 
 
-def _request(what: str, keys: Mapping[str, Any]) -> bytes:
-    """Return a request as bytes; raise InputError if a value is not plain data."""
+def _request(path: str, keys: Mapping[str, Any]) -> bytes:
+    """Return a request to /``path`` as bytes; raise InputError if a value is not plain data."""
     try:
         body = json.dumps(keys, default=_list).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"give numbers, text and lists: {error}") from None
     if len(body) > MAX_REQUEST:
         raise InputError(f"a request must be at most {MAX_REQUEST} bytes long, got {len(body)}")
-    head = f"POST /{what} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /{path} HTTP/1.1\r\nhost: silo\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

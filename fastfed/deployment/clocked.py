@@ -127,10 +127,10 @@ class ClockedSilo(SiloParty):
     def _last_before(self, release: int) -> int:
         return self.released
 
-    def _last_closed(self, what: str, now: float) -> int:
-        """Return the last leaf (of a receipt) or view (of other messages) that may be named."""
-        last_leaf = super()._last_closed(what, now)
-        if what == "receipt":
+    def _last_closed(self, kind: str, now: float) -> int:
+        """Return the last leaf that a receipt may name, or the last view for other messages."""
+        last_leaf = super()._last_closed(kind, now)
+        if kind == "receipt":
             return last_leaf
         # News messages are numbered by views. The moment of a sealed leaf is over, even if the
         # clock was set back.
@@ -300,7 +300,7 @@ class ClockedHub(Hub):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         waits = super()._waits(now)
         release = len(self.broadcasts) + 1
-        # If no report is due, or no report is waited for any more, the next moment is.
+        # If no report is due, or the hub waits for no further report, it waits for the next moment.
         if waits["state"] == "open" or (
             waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
         ):
@@ -316,7 +316,7 @@ class ClockedHub(Hub):
             ``waiting_for`` is empty: no silo waits for another. ``reports``: silo -> number of its
             last report, number of its reports in the plan, and when the period of the last report
             ended (None before the first). With ``now``, ``silent``: silo -> when its next report
-            was due, for silos that have missed it for longer than one of their periods.
+            was due, for the silos that `silent` returns.
         """
         changed_entries: dict[str, object] = {"waiting_for": [], "reports": self.reports_by_silo()}
         if now is not None:

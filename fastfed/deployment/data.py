@@ -95,7 +95,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Seconds until an outcome is known, if there is no column ``known``. Without a column
         ``time``, these are seconds of the plan's calendar.
     begin, until : date or float, optional
-        The first time and the end of the times in the table. A replay maps this span to the plan's
+        All times t in the table have begin <= t < until. A replay maps this span to the plan's
         calendar. It is declared here, because a span computed from the data would reveal something
         about them.
     """
@@ -144,7 +144,7 @@ class Case(NamedTuple):
         The value in the column of outcomes; None if it is missing.
     taken : str or None
         The action that was taken and had this outcome; None if the outcome holds for all actions.
-    by : dict
+    outcome_by_action : dict
         Action -> outcome, if the table has one column of outcomes for each action; else empty.
     """
 
@@ -155,7 +155,7 @@ class Case(NamedTuple):
     known: float | None
     outcome: Any
     taken: str | None
-    by: dict[str, Any]
+    outcome_by_action: dict[str, Any]
 
 
 def load_source(path: str | Path) -> Source:
@@ -249,7 +249,8 @@ def _table(source: Source) -> _Table:
 def _from_connection(source: Source, connection: Any) -> _Table:
     """Send a source's query to a given connection; return the column names and the rows.
 
-    A message about an error names only its type, since the error's text may quote a row.
+    If the connection raises an error, the message names only the type of the error, since the
+    error's text may quote a row.
     """
     try:
         return queried(connection, str(source.query))
@@ -406,7 +407,8 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
     ------
     InputError
         If columns are missing, or if any row does not fit the plan. The message names file, line,
-        column and range of the first such row, and their number. No row is skipped silently.
+        column and range of the first such row, and the number of further such rows. No row is
+        skipped silently.
     """
     rows, problems = surveyed(source, schema, connection)
     if problems:
@@ -607,23 +609,30 @@ class _Reader:
             }
         elif self._single_outcome_index is not None:
             outcome_value = self._value(outcome, cells[self._single_outcome_index])
-        label = (
+        person = (
             f"row {row}" if subject is None else plain_name(f'column "{source.subject}"', subject)
         )
-        if not is_line(label):
+        if not is_line(person):
             raise InputError(
                 f'column "{source.subject}" must be of printable characters on one line'
             )
         time = self._moment(source.time, cell(source.time))
         return Case(
-            where, record, label, time, outcome_time, outcome_value, action_taken, outcome_by_action
+            where,
+            record,
+            person,
+            time,
+            outcome_time,
+            outcome_value,
+            action_taken,
+            outcome_by_action,
         )
 
     def check_outcomes(self, case: Case) -> None:
         """Raise InputError if an outcome does not fit the plan, or a time is outside the span."""
         # Whether an outcome is valid does not depend on the action.
         action = self._records.actions.names[0]
-        for value in (case.outcome, *case.by.values()):
+        for value in (case.outcome, *case.outcome_by_action.values()):
             if value is not None:
                 self._records.outcome.reward(value, action)
         if case.time is not None:

@@ -246,7 +246,8 @@ def run(
     """
     choice("system", system, SUPPORTED_SYSTEMS)
     start_seconds = time_to_start()
-    # On an idle machine a process starts in about a second, and PERIOD is long enough.
+    # In a period, a process can be started eight times. On an idle machine a start takes about a
+    # second, and PERIOD is long enough.
     period = max(PERIOD, math.ceil(8.0 * start_seconds) + 2)
     start = int(time.time() + 2.0 * start_seconds) + 2
     # With clocks a period has `PATIENTS` ticks of whole seconds.
@@ -364,11 +365,11 @@ def _serve(
 
     Between the two requests, the process ``victim`` is killed.
     """
-    path, request, answer = _visit_requests(plan, silo, patient)
+    path, request, keys_for = _visit_requests(plan, silo, patient)
     decision = repeat_until(lambda: client.call("decide", **request), until)
     if victim is not None:
         victim.kill()
-    reward_keys = {"id": decision["id"], **answer(decision["action"])}
+    reward_keys = {"id": decision["id"], **keys_for(decision["action"])}
     repeat_until(lambda: client.call(path, **reward_keys), until)
     action: int = decision["action"]
     return action
@@ -393,7 +394,7 @@ def _restore_backup(home: Path, child: Child, client: Client, release: int, unti
     child.kills += 1
     child.start()
     while not repeat_until(lambda: client.call("status"), until)["lost"]:
-        # The hub tells the silo which reports it has lost.
+        # The hub tells the silo which reports the silo has lost.
         if time.time() > until:
             raise InputError(f"{TOO_BUSY}: {child.name} has not received its list of lost reports")
         time.sleep(0.05)
@@ -472,7 +473,7 @@ def theta_without_failures(
         for patient in range(k * PATIENTS, (k + 1) * PATIENTS):
             for i, name in enumerate(SILOS):
                 silo = processes[name]
-                path, request, answer = _visit_requests(plan, i, patient)
+                path, request, keys_for = _visit_requests(plan, i, patient)
                 assert isinstance(silo, SiloProcess)
                 decision = silo.decide(request.get("actions"))
                 # With experts the action is random, but the losses do not depend on it.
@@ -480,7 +481,7 @@ def theta_without_failures(
                     raise InputError(
                         f"patient {patient} of {name} got a different action without failures"
                     )
-                reward_keys = answer(decision.action)
+                reward_keys = keys_for(decision.action)
                 getattr(silo, path)(decision.id, reward_keys[path])
         now[0] = float(close_time)
         settle(processes)

@@ -78,7 +78,7 @@ def outline(plan: Experts) -> Plan:
 
     Its dimension is the number of experts. Its noise, regularizer and radius are placeholders.
     """
-    # An exchange is made before its round, so a release ends the round before.
+    # An exchange is made before its round, so a release ends with the previous round.
     ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
     return Plan(
         silos=plan.silos,
@@ -259,7 +259,7 @@ class ExpertSilo(SiloParty):
         # State saved in the store: survives a restart.
         #: Period -> number of its decisions so far that may be learned from.
         self._learning_by_period: dict[int, int] = {}
-        #: Decision id -> place, of decisions that have not ended and are stored without it.
+        #: Decision id -> place, for decisions that have not ended and were stored without a place.
         self._old_places: dict[str, int] = {}
         # State of this process: empty after a restart.
         #: The last period that `_tree` was called for, and the tree of each of its places.
@@ -319,8 +319,8 @@ class ExpertSilo(SiloParty):
         stored = PlacedDecision(
             expert, propensity, release, learns, float(now), b"", b"", subject_digest, place
         )
-        # The next place is free once this decision is stored. So decisions that take places are
-        # stored one after the other: their steps touch the same entry.
+        # A place is taken only when its decision is stored. So decisions with places must be stored
+        # one after the other: their steps touch the same entry.
         return self._decided(stored, id, earlier_count, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
@@ -415,7 +415,7 @@ class ExpertSilo(SiloParty):
         """Add the losses of a decision to the sums of its tree.
 
         With the noise of a deployment, losses are rounded to fixed point, so that their sums are
-        exact, whatever the order.
+        exact in any order.
         """
         place = self._decision(name).place
         tree = self._tree(ended.leaf, self._old_places[name] if place is None else place)
@@ -440,7 +440,7 @@ class ExpertSilo(SiloParty):
             phase = of_trees(self.deployed).phases[period - 1]
             order = self._noise.sample(self.index, phase.number, len(phase.samples))
             trees = np.zeros(len(order), dtype=np.int8)
-            # The first leaf of each tree, of depth 0, has the losses whose mean the tree uses.
+            # A tree uses the mean of the losses of its first leaf, which has depth 0.
             for leaf in phase.leaves:
                 if leaf.depth == 0:
                     trees[order[leaf.start : leaf.stop]] = leaf.tree
@@ -646,7 +646,7 @@ class SparseHub(ExpertHub):
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
         # The noise of this exchange's query and choice depends on the sums so far. So does the
-        # noise of the threshold after the next switch, which is threshold number switches + 2.
+        # noise of the threshold after the next switch, which has the number `switches` + 2.
         self._sealing.set_hidden_sums(release, self._history)
         self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)

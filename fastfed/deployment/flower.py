@@ -45,8 +45,8 @@ __all__ = ["client_app", "server_app"]  # noqa: F822
 RECORD, KEY, TYPE = "fastfed", "envelopes", "query"
 #: The table of a project file that configures a run.
 CONFIG = "[tool.flwr.app.config]"
-#: Seconds between two polls of a node, until a silent node is polled again, and between two checks
-#: for answers.
+#: Seconds between two polls of a node, seconds until a silent node is polled again, and seconds
+#: between two checks for answers.
 POLL_SECONDS, SILENT_POLL_SECONDS, CHECK_SECONDS = 60.0, 120.0, 0.2
 
 # ---- mail for nodes ------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Mail:
     process : Process
         The hub's process.
     every, patience : float
-        Seconds between two polls of a node, and until a silent node is polled again.
+        Seconds between two polls of a node, and seconds until a silent node is polled again.
     say : callable
         Called with a line about each refused message, with its numbers masked.
 

@@ -8,8 +8,8 @@ joined          for a silo: its dataset, and the path, identity and last known h
 
 `join` countersigns a plan and sets the ceiling of a silo's budget. A plan can continue an earlier
 one, with the same parties and the same ledger: `extended` compiles the new plan, `last_broadcast`
-returns the broadcast from whose model it starts, and `check_room` refuses it if a silo's ceiling is
-too low for both plans.
+returns the broadcast from whose model the new plan starts, and `check_room` raises an error if a
+silo's ceiling is too low for both plans.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def read_note(folder: str | Path) -> LedgerNote | None:
 
 
 def checked_copy(note: LedgerNote, file: Path) -> Ledger:
-    """Return a copy in memory of a ledger's file, after checking that a note is about it.
+    """Return a copy in memory of a ledger's file, after checking the file against a note.
 
     Raises
     ------
@@ -409,7 +409,7 @@ def recover(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the silo is not running. It must run, because only the hub knows which reports it sent.
+        If the silo is not running. It must run to learn from the hub which reports it has sent.
     """
     target = Path(folder)
     try:
@@ -602,7 +602,7 @@ def check_room(
     Raises
     ------
     InputError
-        If there is no ceiling, or all charges with the charge of the whole plan exceed it.
+        If there is no ceiling, or all charges, including that of the whole plan, exceed it.
     """
     limits = ceiling or ledger.ceiling(dataset)
     if limits is None:
@@ -623,7 +623,7 @@ def check_room(
 
 
 def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> None:
-    """Create a party's folder for a plan, with the secret of its folder of the earlier plan.
+    """Create a party's folder for a plan, with the secret from its folder of the earlier plan.
 
     Parameters
     ----------
@@ -664,7 +664,7 @@ def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> Non
 
 
 def _check_start(start: bytes, old_folder: Path, earlier: DeployedPlan) -> None:
-    """Raise InputError if an old folder has a different broadcast of the release of a start."""
+    """Raise InputError if an old folder has a different broadcast of the start's release."""
     release = earlier.wire.read(start).release
     last = last_broadcast(old_folder)[1]
     if last and earlier.wire.read(last).release == release and last != start:

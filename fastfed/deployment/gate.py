@@ -26,7 +26,7 @@ class Gate:
     ``context`` is the hub's TLS context; None if a proxy terminates TLS.
     """
 
-    #: Seconds that a connection has until an answer, since it was accepted or last answered.
+    #: Seconds until a connection must have an answer, since it was accepted or last answered.
     seconds = REQUEST_SECONDS
 
     def __init__(self) -> None:

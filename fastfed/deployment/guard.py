@@ -5,7 +5,7 @@
 - `check_records` refuses sums without noise that no records can have.
 - `Alarm` tests whether a silo's data and the other silos' data can have the same theta.
 
-All but `Range` need a hub that sees each silo's report, which is not so with secure sums.
+All except `Range` need a hub that sees each silo's report; with secure sums it sees none of them.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def check_records(plan: Plan, values: np.ndarray, release: int, label: str) -> N
         raise Refused(f"{label} has more of x x^T than {max_records} records can have")
     schur = gram - np.outer(values[:d], values[:d]) / (max_records * reward**2)
     smallest_eigenvalue = float(np.linalg.eigvalsh(schur)[0])
-    # Rounding b changes b b' / (n Y^2) by little more than b itself.
+    # If rounding changes b by e, b b' / (n Y^2) changes by about 2 |b| |e| / (n Y^2), which is at
+    # most 2 |e| / Y for L = 1.
     if smallest_eigenvalue < -slack * (1.0 + 2.0 / reward):
         raise Refused(f"{label} has more of x y than its x x^T and {max_records} records allow")
 
@@ -269,8 +270,9 @@ class Alarm:
        bounded for |theta*| <= tau.
     3. Divided by their standard deviations, the errors of both sides at theta* are a sub-Gaussian
        vector of 2 d numbers. Its squared norm exceeds 2 d + 2 sqrt(2 d t) + 2 t with probability
-       at most e^-t (Hsu, Kakade and Zhang 2012, Theorem 2.1). At the best theta it is no larger.
-    4. With t = ln(silos releases / false_alarms), honest silos cause an alarm in the whole plan
+       at most e^-t (Hsu, Kakade and Zhang 2012, Theorem 2.1). At the theta that fits best, the
+       squared norm, which is the score, is no larger than at theta*.
+    4. With t = ln(silos * releases / false_alarms), honest silos cause an alarm in the whole plan
        with probability at most ``false_alarms``.
 
     This assumes the same theta at all silos, rewards that are linear in x apart from noise, and
@@ -476,7 +478,7 @@ def count_std(plan: Plan, release: int) -> np.ndarray:
     """Compute the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, variances = encoding_of(plan), np.zeros(plan.statistic_size)
     # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have
-    # noise: clearing the lowest one bit of a node's last leaf gives the node before it.
+    # noise: clearing the lowest set bit of a node's last leaf gives the last leaf before the node.
     nodes = list(range(1, release + 1))
     if not plan.protocol.flat:
         nodes, end = [], release

@@ -184,9 +184,9 @@ class Hub(Speaker):
     def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
         """Answer a party's `Join` with the messages that the party has missed.
 
-        To the helper, these are its answers that it does not have, and the open set of reports. To
-        a silo, they are the broadcasts that it does not have, and a receipt: the list of its
-        reports that the hub has.
+        The helper gets its later answers, which a restored helper lacks, and the open set of
+        reports. A silo gets the broadcasts that it does not have, and a receipt: the list of the
+        silo's reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_countersignature(envelope.sender, body.agreed)
@@ -205,9 +205,9 @@ class Hub(Speaker):
         if len(body.nonce) != 16:
             raise Refused(f"the nonce of {envelope.sender} must have 16 bytes")
         self._store_clock_reading(envelope.sender, body.time, body.after)
-        is_running = body.nonce == self._nonce
-        if is_running and (body.after or not body.time):
-            # Count a silo that sends its clock time only if it has also read this hub's clock time.
+        repeats_hub_nonce = body.nonce == self._nonce
+        if repeats_hub_nonce and (body.after or not body.time):
+            # A silo that sends its clock time counts only once it has read this hub's clock time.
             self._silo_release[silo] = envelope.release
         # Send broadcasts before the receipt: the silo then knows which sets exclude its report.
         missed_broadcasts = (
@@ -216,7 +216,7 @@ class Hub(Speaker):
         answers = [
             self._news_message(envelope.sender, k, self.broadcasts[k]) for k in missed_broadcasts
         ]
-        clocks, nonce = (self.own_time(now), body.time), b"" if is_running else body.nonce
+        clocks, nonce = (self.own_time(now), body.time), b"" if repeats_hub_nonce else body.nonce
         answers.append(self._receipt_message(silo, nonce, clocks=clocks, after=envelope.release))
         if silo not in self._silo_release:
             # Ask the silo to repeat the hub's nonce, which no old message of the silo can hold.
@@ -255,13 +255,13 @@ class Hub(Speaker):
         """
         released = len(self.broadcasts)
         first = 1 + self._last_report_in(released if after is None else min(after, released), silo)
-        complete = {
+        stored_reports = {
             k: digest(self.reports[k, silo])
             for k in range(first, self._last_reported + 1)
             if (k, silo) in self.reports and (k, silo) in self.seen
         }
         ended = self.ended or ("the silo has left" if left or silo in self.left_silos else "")
-        reports = tuple(sorted({**complete, **dict(new_reports)}.items()))
+        reports = tuple(sorted({**stored_reports, **dict(new_reports)}.items()))
         body = wire.Receipt(silo, reports, nonce, ended, *clocks)
         return Message(self.deployed.silos[silo], self.signed(len(self.broadcasts), body))
 
@@ -286,8 +286,8 @@ class Hub(Speaker):
         values = self._decrypt_report(envelope, label)
         if self._checks_records:
             check_records(self.plan, values, release, label)
-        complete = ((release, digest(data)),) if (release, silo) in self.seen else ()
-        receipt = self._receipt_message(silo, new_reports=complete)
+        new_reports = ((release, digest(data)),) if (release, silo) in self.seen else ()
+        receipt = self._receipt_message(silo, new_reports=new_reports)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
     def _store_seen(self, silo: int, envelope: Envelope, data: bytes) -> Step:
@@ -317,15 +317,15 @@ class Hub(Speaker):
         return self.plan.releases
 
     def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
-        """Return True if a `Seen` of a release states a broadcast that the silo may have then."""
+        """Return True if a silo may have the broadcast that its `Seen` of a release states."""
         return 0 <= body.last < release
 
     def _last_report_in(self, release: int, silo: int) -> int:
-        """Return the number of a silo's last report that a broadcast may contain: its release."""
+        """Return the number of a silo's last report that a broadcast may contain: ``release``."""
         return release
 
     def _report_number(self, release: int, entry: wire.Entry) -> int:
-        """Return the number of the report that an entry of a set names: the release of the set."""
+        """Return the number of the report that an entry of a set names: ``release``."""
         return release
 
     def _has_reported(self, release: int, silo: int) -> bool:
@@ -521,7 +521,8 @@ class Hub(Speaker):
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
         """Return the values of the reports that make up the sums of a release, before capping.
 
-        The keys are release and silo. With a tree, a prefix sum has reports of several releases.
+        The result maps release -> silo -> values (s,). With a tree, a prefix sum has reports of
+        several releases.
         """
         reports: dict[int, dict[int, np.ndarray]] = {}
         for k in nodes_of(self.plan, release):
@@ -580,8 +581,7 @@ class Hub(Speaker):
         reporting = [
             i for i in active if (release, i) in self.reports and (release, i) in self.seen
         ]
-        # `_has_reported` checks signatures. Do this once, when all have reported, and not earlier
-        # at each message.
+        # Signatures are checked by `_has_reported`, which is too slow to call after each message.
         if reporting != active and not grace_is_over:
             return Step()
         members = [i for i in reporting if self._has_reported(release, i)]
@@ -739,7 +739,7 @@ class Hub(Speaker):
     def _missing(self, release: int) -> list[int]:
         """Return the silos whose report of a release is missing.
 
-        With masks, return the silos whose session is missing, if there are any.
+        With masks, return the silos whose session is missing, if there are such silos.
         """
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
@@ -748,7 +748,7 @@ class Hub(Speaker):
         return [i for i in present if not self._has_reported(release, i)]
 
     def _others(self) -> list[str]:
-        """Return the names of the parties whose clocks the hub is compared with: the silos."""
+        """Return the names of the parties with whose clocks the hub compares its own: the silos."""
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
@@ -822,12 +822,12 @@ class Hub(Speaker):
     def silent(self, now: float) -> dict[str, float]:
         """Return the silos that are overdue though the hub does not wait for them: none here.
 
-        Only with clocks (`ClockedHub`) does the hub go on without a silo's report.
+        Only a hub of silos with clocks (`ClockedHub`) can have such silos.
         """
         return {}
 
     def assume_presence(self) -> None:
-        """Assume that every party has sent a `Join`: then `waits` of a copy waits for none."""
+        """Assume that every party has joined, for the `waits` of a copy that gets no messages."""
         self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
         self._helper_release = len(self.answers)
 

@@ -185,7 +185,7 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
 
-    Keys for which deployments allow only one value are set to it.
+    A key for which deployments allow only one value is set to this value.
 
     Raises
     ------
@@ -376,8 +376,9 @@ def check_least(plan: Plan, least: int, masked: bool) -> None:
 #: Types of plans that can be deployed.
 Executed = Plan | PhasePlan | FrankWolfePlan | SparseVectorPlan
 
-#: Conditions of the joint guarantee of a plan and the plans that it continues: for plans that
-#: protect persons, for plans with persons who come several times, and for plans that protect silos.
+#: Conditions of the joint guarantee of a plan and the plans that it continues. The first is for
+#: plans that protect persons, the second for plans that learn from a person several times, and the
+#: third for plans that protect silos.
 SAME_PEOPLE = Condition(
     "each plan learns from a person at most once (taken on trust); a person who is in one plan "
     "only has the guarantee of that plan",
@@ -732,9 +733,10 @@ def affordable_keys(
 
     A ledger may charge more for a plan than the plan's certificate states, for two reasons. For
     noise bits in unequal batches, the certificate may use a different pair (mu^2, failure) for each
-    batch, while the ledger stores one pair for the plan: the charge is about 10^-4 of epsilon
-    higher. Private means are charged as a Gaussian mechanism, some hundredths of epsilon higher.
-    In both cases the system is built for an epsilon that is smaller by that much.
+    batch, but the ledger stores one pair for the plan. The charge is then higher by about 10^-4 of
+    epsilon. Private means are charged as a Gaussian mechanism, which costs some hundredths of
+    epsilon more. In both cases the system is built for an epsilon that is smaller by this
+    difference.
     """
     entry = _entry(algorithm)
     requested = None

@@ -3,8 +3,8 @@
 It records, for each dataset of the silo, a ceiling (epsilon, delta) and all charges: the privacy
 costs of releases, over all plans. A release is charged before its report is made. The cost
 of a release is a squared GDP parameter mu^2, since these add up over releases and plans. Binomial
-noise has the guarantee of a Gaussian mechanism except with a small failure probability: both are
-charged. All charges are for the relation *replace*.
+noise has the guarantee of a Gaussian mechanism except with a small failure probability: mu^2 and
+this probability are both charged. All charges are for the relation *replace*.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Ledger:
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """List (dataset, plan) of plans whose earlier plan is charged elsewhere: `add_second`."""
+        """List (dataset, plan) of the plans that `add_second` has recorded."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])

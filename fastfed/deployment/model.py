@@ -47,7 +47,8 @@ class ActingEstimate(NamedTuple):
     estimate : Estimate
         theta_hat and V^-1 of these sums.
     radius, second : float
-        The confidence radius, and the additional radius of errors in V^-1 norm (docs/radius.md).
+        The factors of ||x||_{V^-1} (the confidence radius) and of ||V^-1 x|| in the bonus of an
+        action x (docs/radius.md).
     """
 
     sums: np.ndarray
@@ -68,11 +69,12 @@ class Model(Acting):
 
     Notes
     -----
-    V and u (the sums of x x^T and x y) of the two plans are added. In each plan, u - V theta* =
-    S + e with ||S||_{V^-1} <= radius and ||e|| <= second (docs/radius.md). S' V^-1 S is jointly
-    convex and homogeneous of degree 1, so the squared radii of the two plans add up to the squared
-    radius of the sum. The second radii add up, and so do the probabilities that a radius is too
-    small.
+    V and u (the sums of x x^T and x y) of the two plans are added. In each plan, the error of the
+    sums is u - V theta* = S + e, with ||S||_{V^-1} <= radius and ||e|| <= second (docs/radius.md).
+    The function S^T V^-1 S of S and V is jointly convex and homogeneous of degree 1. So for the
+    added sums, its value is at most the sum of the two squared radii, which is used as the squared
+    radius. The values of ``second`` are added as well, and so are the probabilities that a radius
+    is too small.
     """
 
     def __init__(self, plan: Plan, start: ActingEstimate | None = None) -> None:
@@ -86,7 +88,7 @@ class Model(Acting):
         self.release, self.round = release, self._round_of(release)
 
     def _round_of(self, release: int) -> int:
-        """Return a round in which the radius of a release is used: here the last of its batch.
+        """Return the last round of a release's batch, which is a round that uses its radius.
 
         The plans of deployments are lazy, so the radius changes only at releases.
         """
@@ -166,9 +168,10 @@ class ClockedModel(Model):
     """Choose actions by the last view that contains a new report of this silo.
 
     The plan's arrays have one entry for each view. They are computed for views in which no report
-    is late. If a report is late, a view has fewer reports. Its noise is then bounded by the planned
-    bounds times the ratio of the standard deviations, at the same failure probability: there are at
-    most as many views as planned, and when reports arrive does not depend on the noise.
+    is late. If a report is late, a view has fewer reports. The bounds on its noise are then the
+    planned bounds times the ratio of the standard deviations, at the same failure probability:
+    there are at most as many views as planned, and when reports arrive does not depend on the
+    noise.
     """
 
     def __init__(self, plan: ClockedPlan, start: ActingEstimate | None = None) -> None:
@@ -437,15 +440,15 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
         or not 1 <= envelope.release <= earlier.exchanges
     ):
         raise InputError("the start must be a broadcast of the earlier plan's hub")
-    body, source = earlier.wire.body(envelope, Broadcast), "the start"
-    check_entries(body.entries, earlier.plan.silos, source)
+    body, label = earlier.wire.body(envelope, Broadcast), "the start"
+    check_entries(body.entries, earlier.plan.silos, label)
     if len(body.entries) < earlier.document.least:
         raise InputError(
             f"the start must be of {earlier.document.least} silos at least, the earlier plan's "
             f"least, got {len(body.entries)}"
         )
     model = first_model(earlier)
-    adopt_broadcast(model, earlier.wire.floats(body.values, source), envelope.release, body)
+    adopt_broadcast(model, earlier.wire.floats(body.values, label), envelope.release, body)
     return envelope.release, model
 
 
@@ -501,7 +504,7 @@ def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
     """
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
-    plans = (plan, *(executed.executed for executed in chain(earlier)))
+    plans = (plan, *(earlier_plan.executed for earlier_plan in chain(earlier)))
     return epsilon_of_charges(
         [charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta
     )

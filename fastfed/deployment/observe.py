@@ -328,7 +328,7 @@ class Log:
                 with process.turn():
                     state = self._state(process)
             except Exception as error:
-                # The party must go on even if its state cannot be shown.
+                # The party must continue even if its state cannot be shown.
                 text = failure(error)[1]
                 if text != self._last_error:
                     self(text)
@@ -377,8 +377,8 @@ SENTENCES = {
     "stopped": "nothing is sent any more; the status says why",
     "clock_off": "this machine's clock differs from the other parties' clocks, or has jumped",
 }
-#: A `PlainLog` writes that the party waits once this has lasted SETTLED seconds, at most once every
-#: PAUSE seconds. It names at most MAX_NAMES of the parties that are waited for.
+#: A `PlainLog` writes that the party waits when the wait has lasted SETTLED seconds, at most once
+#: every PAUSE seconds. It names at most MAX_NAMES of the parties that are waited for.
 SETTLED, MAX_NAMES, PAUSE = 30.0, 5, 60.0
 
 

@@ -32,8 +32,9 @@ class Message(NamedTuple):
 class ClockReading(NamedTuple):
     """What a message states about its sender's clock.
 
-    The sender read ``time`` on its clock after it had received a message in which the receiver's
-    clock showed ``after`` (0 if it has received none).
+    The sender, ``name``, read ``time`` on its clock. Before that, it had received a message of the
+    party that now receives the reading; this party's clock showed ``after`` in that message.
+    ``after`` is 0 if the sender has received no such message.
     """
 
     name: str
@@ -282,8 +283,8 @@ class SteadyClock:
         """Update the bounds on another party's clock from a reading in its message.
 
         The other clock was read after this clock showed ``reading.after`` and before now. This
-        gives a lower and an upper bound, which differ by the round-trip time. A reading that
-        answers an older message than the last reading did was delayed or replayed, and is ignored.
+        gives a lower and an upper bound, which differ by the round-trip time. If a reading answers
+        an older message than the last reading did, it was delayed or replayed, and is ignored.
         Comparisons of times tolerate an error of one second.
         """
         with self._lock:
@@ -302,23 +303,20 @@ class SteadyClock:
         """Return the seconds by which a reading is ahead of the other parties' median clock.
 
         ``monotonic`` is the monotonic time of the reading. Differences up to `DOUBTED` seconds
-        count as 0. If the number of clocks is even, the one of the two middle clocks counts that
-        differs less.
+        count as 0. If the number of clocks is even, the result is for the middle clock that differs
+        less, or 0 if one of the two middle clocks is ahead and the other behind.
         """
         differences = [0.0] if not self._others else []
         for low, high, _ in self._others.values():
             # The other clock now shows a time between monotonic + low and monotonic + high.
             least_ahead, most_ahead = reading - (monotonic + high), reading - (monotonic + low)
-            differences.append(
-                least_ahead
-                if least_ahead > DOUBTED
-                else most_ahead
-                if most_ahead < -DOUBTED
-                else 0.0
-            )
+            if least_ahead > DOUBTED:
+                differences.append(least_ahead)
+            else:
+                differences.append(most_ahead if most_ahead < -DOUBTED else 0.0)
         differences.sort()
-        # The two middle differences, which are one if the number is odd. Return the one nearer to
-        # 0, or 0 if their signs differ.
+        # The two middle differences; if the number is odd, they are the same one. Return the one
+        # nearer to 0, or 0 if their signs differ.
         lower, upper = differences[(len(differences) - 1) // 2], differences[len(differences) // 2]
         return max(lower, 0.0) or min(upper, 0.0)
 

@@ -88,7 +88,8 @@ class Calendar(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     grace : int
         Seconds after the end of a period during which the hub waits for missing reports.
     reward_deadline : int
-        Seconds after a decision after which its reward is not learned from.
+        Seconds from a decision until the latest time of its reward. Nothing is learned from a
+        later reward.
     """
 
     start: int
@@ -509,10 +510,10 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
     periods = np.maximum(np.diff([start, *closes]), 1)
     grace, longest = (int(periods.min()), int(periods.max())) if len(periods) else (0, 0)
     if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
-        # The hub collects the reports of one moment for a short time only.
+        # With clocks, the hub waits only a short time for the reports of an exchange.
         grace = min(GRACE_WITH_CLOCKS, int(periods.min()))
         closes_by_silo = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
-        longest = max(int(np.diff([start, *ends]).max()) for ends in closes_by_silo)
+        longest = max(int(np.diff([start, *times]).max()) for times in closes_by_silo)
     deadline = table.get("reward_deadline", longest)
     return Calendar(
         start,
@@ -562,8 +563,8 @@ def load(source: str | Path | bytes) -> DeployedPlan:
     data = source
     if len(data) > MAX_PLAN_BYTES:
         raise InputError(f"a plan file has at most {MAX_PLAN_BYTES} bytes, got {len(data)}")
-    inner, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
-    return checked(read_document(inner), signatures)
+    document_bytes, signatures = _decoded(data, tuple[bytes, dict[str, bytes]])
+    return checked(read_document(document_bytes), signatures)
 
 
 def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan:
@@ -639,8 +640,8 @@ def _check_parties(document: Document) -> None:
         k for p in (*document.silos, document.hub, document.helper) if p for k in (p.sign, p.open)
     ]
     if len(set(names)) < len(names) or len(set(keys)) < len(keys):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        problem = f"the name {show(twice[0])} twice" if twice else "one key for two parties"
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        problem = f"the name {show(repeated[0])} twice" if repeated else "one key for two parties"
         raise InputError(f"parties must have different names and different keys, got {problem}")
     helper = [document.helper.name] if document.helper else []
     if document.hub.name != HUB or helper not in ([], [HELPER]) or HELPER in names[:-1]:

@@ -260,7 +260,7 @@ class Process:
     def sync(self) -> bool:
         """Store the writes of all submitted calls; return False if there is nothing to do now.
 
-        That is so if no call waits, or `MAX_SYNCS` other threads are storing writes.
+        There is nothing to do if no call waits, or if `MAX_SYNCS` other threads are storing writes.
         """
         batch = self.begin_sync()
         if batch is not None:
@@ -282,7 +282,7 @@ class Process:
                 appended = iter(self.store.append([w for call in calls for w in call.writes]))
                 is_new = [[next(appended) for _ in call.writes] for call in calls]
             except Conflict:
-                # Append call by call: only those that contradict the log fail.
+                # Append call by call: only calls that contradict the log fail.
                 for place, call in enumerate(calls):
                     try:
                         is_new[place] = self.store.append(call.writes)
@@ -310,7 +310,7 @@ class Process:
         """Finish the calls of a batch whose sync has ended, and those of earlier batches.
 
         ``failed`` is the error of a sync that has failed, and ``seconds`` the time that it took.
-        After a failed sync, all calls fail whose batch is not durable yet, because a later sync
+        A failed sync fails the calls of all batches that are not durable yet, because a later sync
         could succeed although the disk lacks a part of the log.
         """
         with self._lock:
@@ -517,10 +517,10 @@ class SiloProcess(Process):
         self.call(lambda: (self.party.cancel(name, self.now()), None))
 
     def erase(self, keep: float) -> int:
-        """Erase records that are older than ``keep`` seconds; return how many.
+        """Erase records that are older than ``keep`` seconds; return how many were erased.
 
-        A record is erased when its leaf is released and it ended ``keep`` seconds ago. Decisions
-        whose reward is overdue by ``keep`` end first.
+        A record is erased when its leaf is released and its decision ended at least ``keep``
+        seconds ago. Decisions whose reward is overdue by ``keep`` seconds are ended first.
 
         Raises
         ------
@@ -537,7 +537,7 @@ class SiloProcess(Process):
         return count
 
     def _erase_some(self, keep: float) -> int:
-        """Erase up to `MAX_ERASED_AT_ONCE` records as `erase` does; return how many.
+        """Erase up to `MAX_ERASED_AT_ONCE` records as `erase` does; return how many were erased.
 
         Calls wait while this runs, so it must be short.
         """
@@ -592,7 +592,8 @@ def settle(processes: Mapping[str, Process]) -> None:
         If messages contradict each other, or a party cannot do what is due.
     """
     idle_rounds, before = 0, [process.store.position for process in processes.values()]
-    # After a start, parties first prove to each other that they run, which stores nothing.
+    # After a start, parties first prove to each other that they run. These rounds store nothing, so
+    # one idle round is not the end.
     while idle_rounds < 3:
         messages = [message for process in processes.values() for message in process.tick()]
         while messages:

@@ -34,7 +34,8 @@ WAITS: dict[str, dict[str, Wait]] = {
         ),
         "clock": CLOCK,
         "unheard": Wait(
-            "the first message of each silo since it was started, so that it opens no second set",
+            "the first message of each silo since the hub was started, so that the hub opens no "
+            "second set",
             "start the silos, or wait until the grace period after the first message is over",
         ),
         "sessions": Wait(

@@ -319,7 +319,8 @@ def _best_single(plan: DeployedPlan, records: Sequence[Case]) -> float | None:
     for action, name in enumerate(schema.records.actions.names):
         rewards = []
         for case in records:
-            outcome = case.by.get(name) if case.by else case.outcome
+            by_action = case.outcome_by_action
+            outcome = by_action.get(name) if by_action else case.outcome
             if outcome is None or case.taken is not None:
                 return None
             rewards.append(schema.reward(outcome, action))

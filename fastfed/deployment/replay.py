@@ -120,9 +120,9 @@ def survey(
           zeros.
         - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
           is an upper bound, because an outcome is used only if the model chooses the same action.
-        - ``too_late``, ``repeated`` (as many cases of the same person came before as the plan
-          learns from), ``no_outcome``: the numbers of cases that are not learned from for these
-          reasons.
+        - ``too_late``, ``repeated``, ``no_outcome``: the numbers of cases that are not learned from
+          for these reasons. A case is repeated if its person came before as often as the plan
+          learns from a person.
         - ``dropped``: the number of all cases that are not learned from.
         - ``beyond_cap``: the number of cases in excess of ``caps``.
         - ``missing``, ``clipped``: column -> number of missing or clipped cells.
@@ -149,8 +149,8 @@ def survey(
         if period > releases or is_repeated:
             repeated += is_repeated
             continue
-        # Radii are valid for at most `end(period)` people up to this period: count those beyond.
-        # The silo learns from them nevertheless, up to `most_records` people.
+        # Radii are valid for at most `end(period)` people up to this period: count further people.
+        # The silo still learns from them, up to `most_records` people.
         people = learned + too_late + no_outcome
         beyond_cap += people - beyond_cap >= plan.plan.end(period)
         if people >= plan.plan.most_records(releases):
@@ -160,7 +160,7 @@ def survey(
         delay = event_time.known - event_time.came
         if delay > calendar.reward_deadline or calendar.period(event_time.known) > releases:
             too_late += 1
-        elif case.outcome is None and not case.by:
+        elif case.outcome is None and not case.outcome_by_action:
             no_outcome += 1
         else:
             learned += 1
@@ -225,14 +225,16 @@ class Replay:
         #: Heap of events (time, row, decision id). An event is the outcome of this decision or, if
         #: the id is empty, the decision of this row.
         self._events: list[tuple[float, int, str]] = []
-        decisions_of: dict[bytes, deque[str]] = defaultdict(deque)
+        # Digest of a subject -> ids of the decisions that the silo has already made for the person.
+        ids_by_subject: dict[bytes, deque[str]] = defaultdict(deque)
         for name, decided in party.decisions.items():
-            decisions_of[decided.subject].append(name)
+            ids_by_subject[decided.subject].append(name)
+        # A person's decisions belong to the person's first rows, in the order of time.
         for row in sorted(range(len(self._cases)), key=lambda i: self._times[i].came):
-            decisions = decisions_of[party.digest_of(self._cases[row].subject)]
-            if not decisions:
+            made_ids = ids_by_subject[party.digest_of(self._cases[row].subject)]
+            if not made_ids:
                 self._events.append((self._times[row].came, row, ""))
-            elif (name := decisions.popleft()) not in party.ended:
+            elif (name := made_ids.popleft()) not in party.ended:
                 self._events.append((self._times[row].known, row, name))
         heapq.heapify(self._events)
 
@@ -272,7 +274,8 @@ class Replay:
         """Pass on the outcome of the chosen action; cancel the decision if the table lacks it."""
         party = self._silo.party
         action = party.deployed.document.schema.action(party.decisions[name].action)
-        outcome = case.by.get(action) if case.by else case.outcome
+        by_action = case.outcome_by_action
+        outcome = by_action.get(action) if by_action else case.outcome
         if outcome is None or case.taken not in (None, action):
             self._silo.cancel(name)
         elif flips := party.plan.flips:

@@ -292,8 +292,8 @@ def serve(
             for listener in (
                 open_socket for server in self.servers for open_socket in server.sockets
             ):
-                # uvicorn's backlog limits how many connections are accepted at a time. Make the
-                # queue of waiting connections as long as the system allows nevertheless.
+                # uvicorn's backlog limits how many connections are accepted at a time. The queue of
+                # waiting connections can still be as long as the system allows.
                 with listener.dup() as queue:
                     queue.listen()
             if log is not None and self.started:
@@ -401,7 +401,7 @@ class Dialer:
             party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
         if status >= 500:
-            # It comes from a proxy, or from a hub that cannot write to its disk: no answer.
+            # A proxy, or a hub that cannot write to its disk, has sent it. It counts as no answer.
             party.unanswered_since = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))

@@ -142,7 +142,7 @@ class SiloParty(SiloRecords):
         self._nonce = entropy(16)
         #: True once the hub has answered with this process's nonce.
         self._hub_answered = False
-        #: Releases whose report of this silo the hub has confirmed.
+        #: Releases of which the hub has confirmed this silo's report.
         self._hub_has: set[int] = set()
         #: Number of releases that the hub has broadcast; None before the hub's first answer.
         self._hub_released: int | None = None
@@ -150,7 +150,7 @@ class SiloParty(SiloRecords):
         self._closed_before = 0
         #: The hub's nonce, which the next `Join` repeats; empty if there is none to repeat.
         self._hub_nonce = b""
-        #: The hub's clock in its last receipt, in seconds since 1970; 0 before.
+        #: The hub's clock in its last receipt, in seconds since 1970; 0 before the first receipt.
         self._hub_time = 0.0
         #: Release -> digest of a report that this silo sent before its state was restored from a
         #: backup, and that the restored state does not have.
@@ -208,7 +208,8 @@ class SiloParty(SiloRecords):
             With a record: the actions that may be chosen. By default the whole catalogue.
         id : str, optional
             The decision's id, `ID_DIGITS` random hexadecimal digits. If a decision has this id, it
-            is returned again. So a call whose answer was lost can be repeated. By default a new id.
+            is returned again, so a call whose answer was lost can be repeated. By default, a new
+            id is drawn.
 
         Returns
         -------
@@ -271,12 +272,12 @@ class SiloParty(SiloRecords):
         """
         name = self._entropy(ID_DIGITS // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
-        is_known = earlier_count == self.returning
-        if stored.subject and (stored.learns or is_known):
-            # Store that a decision of this person counts. If nothing is learned from the decision,
-            # such as before the calendar's start, a new person is not stored, so that the silo can
-            # learn from a later decision. A known person is stored again, because an earlier
-            # version may have stored a different digest.
+        has_full_count = earlier_count == self.returning
+        if stored.subject and (stored.learns or has_full_count):
+            # Count this decision for the person. A decision from which nothing is learned, such as
+            # one before the calendar's start, is not counted: the silo can then learn from a later
+            # decision. A person with a full count is stored again, because an earlier version may
+            # have stored a different digest.
             key = subject_key(stored.subject, min(earlier_count + 1, self.returning))
             writes = (Write("subject", key, b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
@@ -370,7 +371,8 @@ class SiloParty(SiloRecords):
             )
         leaf = self._open_leaf(now)
         is_late = now > decided.time + self.calendar.reward_deadline
-        reason = "late" if is_late else "" if decided.learns and leaf <= self.leaves else "unused"
+        is_used = decided.learns and leaf <= self.leaves
+        reason = "late" if is_late else "" if is_used else "unused"
         ended = Ended(0 if reason else leaf, y, float(now), reason)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
@@ -531,7 +533,7 @@ class SiloParty(SiloRecords):
             return state("hub", release if release <= closed_periods else 0, [hub])
         if leaf <= closed_periods:
             if leaf in self.sessions.foreign:
-                # The hub has a session of records that this silo's restored state does not have.
+                # The hub has a session derived from records that this silo's restored state lacks.
                 return state("given-up", leaf, [self.name])
             if self.sessions.missing(leaf):
                 return state("sessions", leaf, [hub])
@@ -574,7 +576,7 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Make a `Join` with this silo's nonce, and one with the hub's nonce if it has sent one.
+        """Make a `Join` with this silo's nonce and, if the hub has sent a nonce, one with that.
 
         The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
         second message repeats the hub's nonce, and so proves that this silo is running now.
@@ -624,12 +626,13 @@ class SiloParty(SiloRecords):
             # A restored hub may have lost sessions that other silos are waiting for.
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
-        # Nobody needs a report again that is in a broadcast which both hub and silo have.
+        # A report is not sent again if it is in a broadcast that both hub and silo have.
         released_by_both = self._leaves_in(min(hub_released, self.released))
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
                 messages += self._report_messages(k, self.sealed[k])
-        # A hub whose log was restored sees in its lost broadcasts which sets it had opened.
+        # Return the broadcasts that a hub with a restored log lacks: they show which sets it had
+        # opened.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
         ]
@@ -755,10 +758,11 @@ class SiloParty(SiloRecords):
         The randomizer's state depends on all earlier reports, so these are computed first. If the
         last call has computed them from the same sums, a copy of its randomizer is used instead.
         """
-        earlier = digest(self._leaf_sums[: release - 1].tobytes())
-        last = self._last_randomizer
-        if last is not None and (last[0].release, last[1]) == (release - 1, earlier):
-            randomizer = last[0].copy()
+        earlier_digest = digest(self._leaf_sums[: release - 1].tobytes())
+        if self._last_randomizer is not None:
+            last_randomizer, last_digest = self._last_randomizer
+            if last_randomizer.release == release - 1 and last_digest == earlier_digest:
+                randomizer = last_randomizer.copy()
         for k in range(randomizer.release + 1, release + 1):
             for node, sums in hidden_by(self.plan, k, self._leaf_sums[:k]).items():
                 self._sealing.set_hidden_sums(node, sums)
@@ -823,9 +827,9 @@ class SiloParty(SiloRecords):
         return session
 
     def _send_session(self, release: int) -> Step:
-        """Store and send this silo's session of a release, which closes the leaf.
+        """Store and send this silo's session of a release; no reward enters the leaf after that.
 
-        Called again until the hub has sent the sessions of all silos.
+        `tick` repeats this until the hub has sent the sessions of all silos.
         """
         session, already_sent = self._session(release), release in self.sessions.sent
         writes = () if already_sent else (Write("session", str(release), session),)
@@ -864,18 +868,19 @@ class SiloParty(SiloRecords):
             return self._take_sessions(envelope.release, self.wire.body(envelope, wire.Sessions))
         return self._handle_news(envelope.release, self.wire.body(envelope, wire.News))
 
-    def _check_closed(self, release: int, what: str, now: float) -> None:
-        """Refuse a message about a release whose period is still open.
+    def _check_closed(self, release: int, kind: str, now: float) -> None:
+        """Refuse a message of this kind about a release whose period is still open.
 
-        Records still enter this leaf, so no party can have this silo's report or session of it.
+        Records still enter the release's leaf, so no party can have this silo's report or session
+        of it.
         """
-        if release > self._last_closed(what, now):
+        if release > self._last_closed(kind, now):
             raise Refused(
-                f"the {what} is about release {release}, whose period is still open here: the "
+                f"the {kind} is about release {release}, whose period is still open here: the "
                 "clocks of hub and silo differ, or the hub lies"
             )
 
-    def _last_closed(self, what: str, now: float) -> int:
+    def _last_closed(self, kind: str, now: float) -> int:
         """Return the last release that a message of the hub can be about; see `_check_closed`."""
         return max(self.calendar.closed(now), *self.sealed, 0)
 
@@ -915,12 +920,12 @@ class SiloParty(SiloRecords):
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.leaves or len(d) != KEY_BYTES for k, d in body.reports):
             raise Refused(f"the receipt must be of releases 1..{self.leaves}, with digests")
-        is_new = body.nonce == self._nonce
-        if is_new:
+        answers_this_process = body.nonce == self._nonce
+        if answers_this_process:
             self._store_clock_reading(self.deployed.document.hub.name, body.time, body.after)
             self._hub_time = body.time
         self._check_closed(max((k for k, _ in body.reports), default=0), "receipt", now)
-        if is_new:
+        if answers_this_process:
             # Start a new list: a hub that was restored from a backup has fewer reports. `tick`
             # sends again all reports that the receipt does not list.
             self._hub_answered, self._hub_has, self._hub_released = True, set(), released
@@ -953,26 +958,18 @@ class SiloParty(SiloRecords):
         reports : dict of int to bytes
             Silo -> the digest of its report, as the silo stated it in its signed `Seen`.
         """
-        release, last = envelope.release, self.released
+        release = envelope.release
         if release in self.broadcasts:
             if self.broadcasts[release] != data:
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
-        if release != last + 1 or release > self.deployed.exchanges:
+        if release != self.released + 1 or release > self.deployed.exchanges:
             # Too early: the hub sends it again, in order, in its answer to the next `Join`.
             return Step()
         body = self.wire.body(envelope, Broadcast)
-        expected_before = digest(self.broadcasts[last]) if last else b""
-        if body.before != expected_before:
-            return self._alarm(f"broadcast {release} does not follow the one before it")
-        wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        if problem := self._set_problem(release, body):
+        if problem := self._broadcast_problem(release, body, reports):
             return self._alarm(problem)
-        if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
-            raise Refused(f"broadcast {release} holds reports that no silo signed")
-        if self.deployed.shared and (twice := self._helper_opened_twice(release, body)):
-            return self._alarm(twice)
-        # Compare the set's entry of this silo, if it has one, with the report in this state.
+        # The broadcast's set has at most one entry of this silo.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_number = self._number_in(release, body, self.index)
         own_report = self.sealed.get(own_number)
@@ -986,13 +983,35 @@ class SiloParty(SiloRecords):
             self._use_broadcast(trial_model, values, release, body)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        # The set has a report of this silo that its state lacks: it was restored from a backup.
+        # If the set has a report of this silo that the state lacks, the state was restored from a
+        # backup.
         if own_entries and own_report is None and own_number not in self.unreported:
             self.lost[own_number] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
 
+    def _broadcast_problem(self, release: int, body: Broadcast, reports: dict[int, bytes]) -> str:
+        """Return an alarm text if a broadcast contradicts earlier messages; else an empty text.
+
+        For ``reports`` see `_adopt_broadcast`.
+
+        Raises
+        ------
+        Refused
+            If the broadcast's set is not valid, or not of reports that the silos signed.
+        """
+        last = self.released
+        expected_before = digest(self.broadcasts[last]) if last else b""
+        if body.before != expected_before:
+            return f"broadcast {release} does not follow the one before it"
+        wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
+        if problem := self._set_problem(release, body):
+            return problem
+        if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
+            raise Refused(f"broadcast {release} holds reports that no silo signed")
+        return self._helper_opened_twice(release, body) if self.deployed.shared else ""
+
     def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
-        """Return the number of a silo's report in a broadcast: here the release."""
+        """Return the number of a silo's report in a broadcast: here, the broadcast's release."""
         return release
 
     def _set_problem(self, release: int, body: Broadcast) -> str:
@@ -1072,7 +1091,8 @@ class SiloParty(SiloRecords):
             if lost_digest is not None and digest(report) == lost_digest:
                 writes.append(Write("sealed", str(release), report))
             else:
-                second_charge = -last_lost
-                writes += self._missing_charge(second_charge) if lost_digest is not None else []
+                if lost_digest is not None:
+                    # Charge the whole plan a second time, under the number -k.
+                    writes += self._missing_charge(-last_lost)
                 writes.append(Write("without", str(release), LOST_REASON.encode()))
         return Step(tuple(writes))

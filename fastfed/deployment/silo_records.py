@@ -1,7 +1,7 @@
 """The records of a silo: its decisions with their rewards, on disk and as sums.
 
-A decision and its end are writes in the silo's log. In memory are the sums of each leaf, a few
-counts, and the last decisions without a reward; everything else is read from the store when it is
+A decision and its end are writes in the silo's log. The sums of each leaf, a few counts, and the
+last decisions without a reward are in memory; everything else is read from the store when it is
 needed. A snapshot holds these sums and counts, so a restart does not read the records again.
 Records whose leaf is released can be erased.
 """
@@ -37,7 +37,7 @@ WRITES_PER_QUERY = 10_000
 
 
 def subject_key(subject_digest: bytes, number: int) -> str:
-    """Return the key of the write for a person's decision; ``number`` counts them from 1."""
+    """Return the key of the write for a person's decision number ``number``, from 1."""
     return subject_digest.hex() + (f" {number}" if number > 1 else "")
 
 
@@ -233,7 +233,7 @@ class SiloRecords(Speaker):
         self.clipped_rewards += reward_clipped
 
     def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
-        """Clip the features (d,) and the reward of a record; return also which were clipped.
+        """Clip the features (d,) and the reward of a record; return also whether each was clipped.
 
         A plan whose users send bits takes the estimate of the reward and does not clip features.
         """
@@ -308,7 +308,7 @@ class SiloRecords(Speaker):
         self._saved_leaves = self._unsaved_leaves
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
-        """Set the state from a snapshot; return what it covers: nothing if it is invalid."""
+        """Set the state from a snapshot; return what it covers, or `UNCOVERED` if it is invalid."""
         seal, state = parts["state"][:KEY_BYTES], parts["state"][KEY_BYTES:]
         if seal != keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state):
             return UNCOVERED
@@ -353,7 +353,7 @@ class SiloRecords(Speaker):
         released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
             # A later release rounds the records of earlier leaves again. The rounding depends on
-            # the numbers of their decisions among all decisions, so all of these must stay.
+            # the numbers of their decisions among all decisions, so all decisions must stay.
             return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):

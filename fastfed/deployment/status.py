@@ -79,11 +79,11 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
     Returns
     -------
     dict
-        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``certificate``;
-        ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970, or None),
-        ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers`` (its
-        metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``capped``, ``helper`` and
-        ``notes`` (texts about silos that have been silent for long).
+        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``version``,
+        ``certificate``; ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970,
+        or None), ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers``
+        (its metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``helper`` and ``notes``
+        (texts about silos that have been silent for long).
     """
     party: Any = process.party
     deployed, certificate = party.deployed, str(party.deployed.certificate)
@@ -99,7 +99,7 @@ def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
         waits = party.waits(now)
     closes, closed = deployed.document.calendar.closes, released
     if isinstance(party, ClockedSilo):
-        # This silo's periods end at its own closes, whichever views it has.
+        # This silo's periods end at its own closes, which do not depend on its views.
         closes, closed = party.calendar.closes, party.closed_leaves
     return {
         "kind": kind_of(process),
@@ -220,12 +220,12 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     live_status = _live_status(target) if facts["kind"] == "silo" else None
     runs = folders.in_use(target) if live_status is None else True
     if facts["kind"] == "silo":
-        # None, for not known, becomes False: a silo that runs would have answered at its socket.
+        # None (not known) becomes False: a running silo would have answered at its socket.
         runs = bool(runs)
     facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
     if runs is False and not is_over:
-        # A silo's application may need decisions after the last release, too.
+        # This includes a silo after the last release: its application may still need decisions.
         facts["waits"] = None
     if live_status is not None and live_status["stopped"] and not facts["troubles"]:
         facts["troubles"].append(mask_numbers(live_status["stopped"]))

@@ -137,9 +137,9 @@ def _state(facts: Mapping[str, Any]) -> str:
         notes = "".join(f"<p>{escaped(text)}</p>" for text in facts["notes"])
         boxes.append(f'<div class="state wait"><strong>Silent silos</strong>{notes}</div>')
     is_idle = waits["state"] in ("start", "open", "clocks", "over")
-    what = waits["for"].removeprefix("nothing: ")
-    what = what[0].upper() + what[1:] if what != waits["for"] else f"Waits for {what}"
-    lines = [f"<strong>{escaped(what)}</strong>"]
+    text = waits["for"].removeprefix("nothing: ")
+    headline = text[0].upper() + text[1:] if text != waits["for"] else f"Waits for {text}"
+    lines = [f"<strong>{escaped(headline)}</strong>"]
     if waits["who"]:
         lines.append(f"<p>For: {escaped(name_list(waits['who']))}</p>")
     if waits["since"] is not None:
@@ -313,7 +313,7 @@ class StatusPage(LocalServer):
         return len(self._process.party.decisions) if isinstance(self._process, SiloProcess) else 0
 
     def per_minute(self) -> float | None:
-        """Return the decisions a minute since the oldest count; None before the first `SAMPLE`."""
+        """Return the decisions a minute since the oldest count; None for `SAMPLE` seconds."""
         oldest_time, oldest_count = self._counts[0]
         seconds = time.monotonic() - oldest_time
         return None if seconds < SAMPLE else 60.0 * (self._decisions() - oldest_count) / seconds

@@ -1,6 +1,6 @@
 """The log of a party: its writes, in an SQLite file, and a snapshot of the state they lead to.
 
-A write is a row of a table. Writes are *appended* to the log, and a *sync* makes all writes durable
+A write is a row of a table. Writes are *appended* to the log, and a *sync* makes durable all writes
 that were appended before it began. Several syncs may run at a time, and writes may be appended
 meanwhile. Reads return durable writes only. A party computes its state by applying all writes in
 order, also after a restart. No write is ever changed: repeating a write does nothing, and a
@@ -58,7 +58,7 @@ class Conflict(InputError):
 
 
 class SyncFailed(OSError):
-    """Raised after a sync has failed: a restart may lose the writes that it was to make durable."""
+    """Raised after a sync has failed: a restart may lose the writes that it should make durable."""
 
 
 class Syncing(NamedTuple):
@@ -108,7 +108,7 @@ class Store(Protocol):
         ...
 
     def sync(self) -> None:
-        """Make all writes durable that were appended before. Several threads may call this at once.
+        """Make durable all writes that were appended before. Several threads may call this at once.
 
         Raises
         ------
@@ -160,9 +160,9 @@ class Store(Protocol):
         Parameters
         ----------
         after : Position
-            The place before the first write.
+            The place after which the iteration begins.
         until : int, optional
-            Number of the last write. By default all later writes.
+            Number of the last write of the iteration. By default that of the log's last write.
         except_kinds : sequence of str
             Kinds of writes that are left out. The chain of hashes is not checked then.
         """
@@ -337,7 +337,7 @@ class Chain:
         return place if cursor.rowcount else None
 
     def value(self, kind: str, key: str, until: int = MAX_WRITE_NUMBER) -> bytes | None:
-        """Return the value stored under a (kind, key); None if there is none up to a number."""
+        """Return the value of a (kind, key) if it was stored up to number ``until``; else None."""
         row = self._db.execute(
             "SELECT value FROM writes WHERE kind = ? AND key = ? AND number <= ?",
             (kind, key, until),
@@ -379,7 +379,7 @@ class Chain:
                 head, last_number = chain, number
                 yield write
         except (sqlite3.DatabaseError, TypeError, AttributeError) as error:
-            # The last two: a value in the file has a different type.
+            # One of the last two errors is raised if a value in the file has a different type.
             raise InputError(
                 f"the log of {self._name} is damaged after entry {last_number} ({error}); "
                 "restore the newest backup"

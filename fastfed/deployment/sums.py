@@ -196,8 +196,8 @@ class Sessions:
         Returns
         -------
         tuple of Write
-            The write that stores the list. Empty if it is stored already. Empty as well if it has a
-            different session of this silo: the release is then added to `foreign`.
+            The write that stores the list. Empty if the list is stored already. Empty as well if
+            the list has a different session of this silo: the release is then added to `foreign`.
         str
             An error if the hub has sent two different lists; else empty.
 

@@ -29,7 +29,7 @@ _ENVELOPE_BYTES, NAME = 512, 64
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """States that a party is running and agrees to the plan, and asks the hub what it has missed.
+    """States that a party is running and agrees to the plan, and asks for messages that it missed.
 
     The envelope's release is the last broadcast that a silo has. For the helper, it is the last
     release that the helper has answered.
@@ -113,7 +113,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     Parameters
     ----------
     entries : tuple of Entry
-        The reports. Empty if the hub asks the helper which set it has answered.
+        The reports. Empty if the hub asks the helper which set the helper has answered.
     sealed : tuple of bytes
         Only to the helper: the encrypted shares, in the order of ``entries``.
     total : bytes
@@ -372,7 +372,7 @@ class Wire:
         return decoded
 
     def floats(self, data: bytes, label: str) -> np.ndarray:
-        """Decode a statistic (s,) of float64; raise Refused if its size is wrong or it has NaN."""
+        """Decode a statistic (s,) of float64; raise Refused for a wrong size, NaN or infinity."""
         values = self._numbers(data, "<f8", label).astype(np.float64)
         if not np.isfinite(values).all():
             raise Refused(f"{label} must be finite, got NaN or infinity")
