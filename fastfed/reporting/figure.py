@@ -382,7 +382,7 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     folder : str or Path
         The output folder.
     replicates : int, optional
-        Use only the first replicates, this number of them; all by default.
+        Number of replicates to use, beginning with the first; all by default.
 
     Returns
     -------

@@ -21,7 +21,7 @@ from fastfed.results.results import CurveResult
 
 #: Paul Tol's "bright" scheme, which suits any colour vision, with pale colours last.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
-#: Dashes. The first len(COLOURS) curves have the first, the next curves the second, and so on.
+#: Dashes of lines. The first len(COLOURS) curves have DASHES[0], the next DASHES[1], and so on.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE_COLOUR = "#000000"
 NOT_PRIVATE_DASHES = (
@@ -29,7 +29,7 @@ NOT_PRIVATE_DASHES = (
     *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
 )
 
-#: Largest numbers of curves in a panel and of panels. Of more curves only the best are drawn.
+#: Most curves in a panel, and most panels. If there are more curves, only the best are drawn.
 MAX_CURVES, MAX_PANELS = 8, 8
 MAX_DRAWN = MAX_CURVES * MAX_PANELS
 N_BEST = 7
@@ -67,7 +67,7 @@ class Panel:
 def split_label(label: str) -> tuple[str, dict[str, str]]:
     """Split a label such as "LDP, epsilon = 1.0" into ("LDP", {"epsilon": "1.0"}).
 
-    The first part is the label in the spec; a sweep over keys has added the others.
+    The first part is the label in the spec; a sweep over keys has added the other parts.
     """
     pairs: dict[str, str] = {}
     while match := _PAIR.fullmatch(label):
@@ -183,8 +183,8 @@ def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:
     """Return the keys whose values divide the curves into panels.
 
-    They are those of ``figure.facet``, or else the key that gives the fewest panels. None means one
-    panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
+    They are the keys of ``figure.facet``, or else the key that gives the fewest panels. None means
+    one panel, or panels of at most ``MAX_CURVES`` consecutive curves if there are more curves.
     """
     if chosen := figure_keys(source, "facet"):
         return chosen
@@ -206,8 +206,8 @@ def _groups(
 ) -> list[tuple[str, Sequence[int]]]:
     """Return the title and the positions of the curves of each panel.
 
-    Curves without the keys of the facet are in every panel if there is room, otherwise in a
-    separate panel.
+    Curves without the keys of the facet are in every panel if no panel then has more than
+    ``MAX_CURVES`` curves. Otherwise they are in a separate panel.
     """
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []
@@ -237,7 +237,7 @@ def _groups(
 def _styles(
     source: Source, keys: Sequence[dict[str, str]], facet: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Return colour and dashes of every curve; ``keys`` are those of `keys_of`.
+    """Return colour and dashes of every curve; ``keys`` is the result of `keys_of`.
 
     Curves that differ only in the keys of the facet are in different panels, and look the same.
     """

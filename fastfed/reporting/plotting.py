@@ -365,7 +365,7 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
 
 
 def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
-    """Move names apart that would overlap, after the layout of the axes."""
+    """Move apart names that would overlap, after the layout of the axes."""
     if not notes:
         return
     per_point = axes.figure.dpi / 72.0

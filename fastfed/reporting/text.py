@@ -308,8 +308,8 @@ def span(seconds: float) -> str:
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     total = math.floor(seconds + 0.5)
-    hours, minutes, rest = (total // 3600, total // 60 % 60, total % 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    hours, minutes, seconds_left = (total // 3600, total // 60 % 60, total % 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds_left} s"
 
 
 # ---- Numbers -------------------------------------------------------------------------------------
