@@ -92,8 +92,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         assert q == 1.0
         return plan
     if node is not None and not (plan.encoding is not None and bits and q == 1.0):
-        # Draw one noise vector instead of the sum of all: it has the same distribution, for bits
-        # nearly.
+        # Draw one noise vector instead of the sum of all vectors: it has the same distribution, or
+        # nearly the same for bits.
         std = node.times(math.sqrt(noise_count(plan)) / q)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
@@ -171,7 +171,8 @@ def release_cost(plan: Plan) -> float:
 
 # ---- Short simulations of many plans over the same contexts --------------------------------------
 
-#: Number of checkpoints of a run. Its final pace, regret per round, is that of the last quarter.
+#: Number of checkpoints of a run. The final pace of regret, in regret per round, is measured over
+#: the last quarter of the simulated checkpoints.
 CHECKPOINTS = 64
 #: At least max(MIN_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
 #: cover all directions and learning is far too slow. MAX_REPLICATES limits replicates of a stage.
@@ -180,7 +181,7 @@ MIN_SILOS, MAX_REPLICATES = 4, 32
 MIN_GROUP_SYSTEMS = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 MIN_EXACT_REPLICATES = 4
-#: Factor on the time of a round for systems with local rounds, in which silos learn at once.
+#: Factor on the time of a round for systems with local rounds, in which silos learn immediately.
 LOCAL_ROUND_FACTOR = 2.0
 #: A stage that does not fit into its time simulates at least this share of the rounds, and at least
 #: this number of rounds.
@@ -216,7 +217,7 @@ class Contender:
 
     @property
     def kind(self) -> tuple[bool, float | None, float | None]:
-        """Properties that determine the environment; contenders that agree on them share one."""
+        """Properties that determine the environment; contenders of one kind share it."""
         return self.federated, self.intercept, self.bit_std
 
     def environment(self, environment: Environment, times: float) -> Environment:
