@@ -24,7 +24,8 @@ from fastfed._validate import InputError
 
 #: Delimiters of a CSV file, most common first.
 DELIMITERS = ",;\t|"
-#: Number of records that must have as many cells as the header, if it has several delimiters.
+#: Number of records that must have as many cells as the header, if the header has several
+#: delimiters.
 _RECORDS_TRIED = 50
 #: Largest number of characters in which the end of the header is looked for.
 _MAX_HEADER_CHARACTERS = 1 << 20
@@ -274,7 +275,7 @@ def _bare_header(text: str) -> str:
 
 
 def filled(rows: Any) -> Iterator[list[str]]:
-    """Yield the stripped cells of all rows but blank lines and lines of delimiters alone."""
+    """Yield the stripped cells of each row; skip blank lines and lines that hold only delimiters."""
     for row in rows:
         cells = [cell.strip() for cell in row]
         if any(cells):
