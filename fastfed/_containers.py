@@ -275,7 +275,7 @@ def _bare_header(text: str) -> str:
 
 
 def filled(rows: Any) -> Iterator[list[str]]:
-    """Yield the stripped cells of each row; skip blank lines and lines that hold only delimiters."""
+    """Yield the stripped cells of each row; skip blank lines and lines with only delimiters."""
     for row in rows:
         cells = [cell.strip() for cell in row]
         if any(cells):
