@@ -196,7 +196,7 @@ class Probits:
         first, mass, _ = masses(self.trials)
         lower_tail = np.cumsum(mass)
         upper_tail = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
-        # Where one tail is below 1e-290, neither tail gives an accurate probit. No window is so wide.
+        # Where a tail is below 1e-290, neither tail gives an accurate probit. No window is so wide.
         in_table = (lower_tail > 1e-290) & (upper_tail > 1e-290)
         self._first = first + int(np.argmax(in_table))
         self._below, self._above, mass = lower_tail[in_table], upper_tail[in_table], mass[in_table]

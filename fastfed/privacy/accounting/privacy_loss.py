@@ -21,9 +21,9 @@ from fastfed._validate import InputError, choice, integer, number, show
 # "randomized-response": L = e with probability 1/(1 + e^-e), else -e. It dominates every
 # (e, 0)-private mechanism (Kairouz, Oh & Viswanath 2015).
 # "bounded-range": on two neighbours, the losses of a mechanism of range e are in some [t - e, t],
-# 0 <= t <= e. Under Q the ratio Y = e^L has mean 1, and (Y - a)_+ is convex, so the mean of (Y - a)_+
-# is largest if Y has only the two end values. With s = e^t, k = e^-e and a between the ends, this
-# largest mean is (1 + k a - a/s - k s)/(1 - k). As a function of s it is largest at s = sqrt(a/k):
+# 0 <= t <= e. Under Q the ratio Y = e^L has mean 1, and (Y - a)_+ is convex, so (Y - a)_+ has the
+# largest mean if Y has only the two end values. With s = e^t, k = e^-e and a between the ends, this
+# mean is (1 + k a - a/s - k s)/(1 - k). As a function of s it is largest at s = sqrt(a/k):
 # H(a) = (1 - sqrt(k a))^2 / (1 - k) for k <= a <= 1/k. H is convex, equals 1 - a at k with slope
 # -1, and 0 at 1/k with slope 0. Hence it is the curve of a pair, and from H'' the density of L is
 # proportional to e^(L/2) on [-e, e]. Exchanging the datasets gives the same pair.
@@ -59,11 +59,11 @@ _POINTS_PER_ROOT = 480.0
 _SMALLEST_GRID, _LARGEST_GRID = 2**14, 2**20
 # The grid step is at least the largest epsilon divided by this.
 _MAX_STEPS_PER_EPSILON = 2**18
-# An epsilon below _MIN_LOSS is rounded up to it. If an epsilon is above _MAX_LOSS, the result is the
-# sum of all epsilons. So no exponential overflows.
+# An epsilon below _MIN_LOSS is rounded up to it. If an epsilon is above _MAX_LOSS, the result is
+# the sum of all epsilons. So no exponential overflows.
 _MIN_LOSS, _MAX_LOSS = 1e-100, 1e6
-# For more mechanisms than this, one grid cell would be much longer than the losses of one mechanism.
-# The result is then the Renyi bound.
+# For more mechanisms than this, one grid cell would be much longer than the losses of one
+# mechanism. The result is then the Renyi bound.
 _MAX_TABULATED = 10**12
 
 

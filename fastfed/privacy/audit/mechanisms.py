@@ -350,7 +350,7 @@ def _continual(name: str) -> tuple[str, Audit]:
 def _laplace(name: str, trials: int, seed: int) -> AuditResult:
     """Audit the Laplace mechanism on a number that is 0 or the sensitivity.
 
-    The statistic is the output itself, which the likelihood ratio increases with.
+    The statistic is the output itself: the likelihood ratio is an increasing function of it.
     """
     mechanism = Laplace(sensitivity=1.0, epsilon=1.0)
     draw = np.random.default_rng(check_seed(seed))

@@ -95,7 +95,7 @@ def _signed(values: np.ndarray) -> np.ndarray:
 def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
     """Compute a statistic (runs,) of transcripts: the log likelihood ratio of Gaussian noise.
 
-    ``sums`` are those of `transcripts`, and ``pair`` the records of the two worlds.
+    ``sums`` are the result of `transcripts`, and ``pair`` the records of the two worlds.
     """
     first, second = (_leaves(mechanism, x) for x in pair)
     change = [

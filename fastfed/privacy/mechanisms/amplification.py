@@ -44,7 +44,7 @@ _RETURNING = (
 # The inner delta of Lemma F.2 is chosen on a grid of this many points, then on finer grids around
 # the best point.
 _GRID_POINTS, _REFINEMENTS = 32, 3
-# Shares of delta that are tried as the limit of the inner delta's part of it.
+# Shares of delta that are tried: the inner delta may use at most this share of delta.
 _INNER_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -65,11 +65,12 @@ def amplified(
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
     under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma needs
-    (n epsilon0, delta0), with the same delta0, between any two datasets of n points. Let one record
-    change the sum by at most D. Classical noise of std D sqrt(2 ln(1.25/delta0)) / epsilon0 meets
-    this need for n epsilon0 <= 1; tighter noise does not. n >= 1 is the distance of two datasets in
-    units of D, and need not be an integer. inner_delta is a free parameter in (0, 1]. Where
-    e^{n epsilon0} would overflow, epsilon and delta are infinite.
+    a local mechanism that is (n epsilon0, delta0)-private, with the same delta0, between any two
+    datasets of n points. Let one record change the sum by at most D. Classical noise of std
+    D sqrt(2 ln(1.25/delta0)) / epsilon0 meets this need for n epsilon0 <= 1; tighter noise does
+    not. n >= 1 is the distance of two datasets in units of D, and need not be an integer.
+    inner_delta is a free parameter in (0, 1]. Where e^{n epsilon0} would overflow, epsilon and
+    delta are infinite.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
@@ -387,7 +388,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a remark for the certificate: what proves epsilon, or a rule's open conditions."""
+        """Return a remark for the certificate: what proves epsilon, or what cannot be checked."""
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":

@@ -80,9 +80,9 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     # by c in (0, sensitivity] from time t0 on. Let k >= t0 be the first crossing; a first crossing
     # before t0 has equal probability under both.
     #   P_D(k) <= e^{c/a} P_D'(k): increase the threshold's noise by c under D'. Comparisons from t0
-    #     on are then those of D, earlier queries are below more easily, and the density changes by
+    #     on are then those of D, earlier queries stay below more easily, and the density changes by
     #     at most e^{c/a}.
-    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold's noise. Under D earlier queries are below
+    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold's noise. Under D earlier queries stay below
     #     more easily, and query k crosses if its noise is increased by c.
     # The same two arguments without a crossing query cover the outcome "none".
 
@@ -192,15 +192,16 @@ def _log_sum(logs: np.ndarray) -> float:
 # Let neighbouring datasets change every score by at most D, and let all noise have scale b.
 # 1. P(i) <= e^(2 D/b) P'(i). Fix the noise of all candidates except i. Candidate i is chosen if its
 # noise is below a limit: the smallest other noisy score minus the score of i. On the other dataset
-# this limit is lower by at most 2 D: the smallest other score by D, and the score of i is higher by
-# D. Shifting one Laplace noise by 2 D costs e^(2 D/b).
+# this limit is lower by at most 2 D, because the smallest other noisy score is lower by at most D,
+# and the score of i is higher by at most D. Shifting one Laplace noise by 2 D costs e^(2 D/b).
 # 2. If all changes are >= 0, or all are <= 0, the limit changes by at most D, which costs D/b. This
 # is so for counts (Dwork & Roth 2014, Claim 3.9), but not for losses.
 # 3. The factor 2 is needed. The difference of two noises exceeds g b, g >= 0, with probability
-# (1 + g/2) e^-g / 2. Take two candidates at distance g b, and move them to (g - 2 D/b) b. The log
-# ratio for the worse candidate is 2 D/b + ln((2 + g - 2 D/b) / (2 + g)), which tends to 2 D/b in g.
+# (1 + g/2) e^-g / 2. Take two candidates whose scores differ by g b, and reduce this distance to
+# (g - 2 D/b) b. The log ratio for the worse candidate is 2 D/b + ln((2 + g - 2 D/b) / (2 + g)). It
+# tends to 2 D/b as g grows.
 # 4. The noise may be a sum, with one part of scale b from each of m clients. Given the parts of all
-# clients but one, the choice is the argmin of other scores plus that client's noise. So 1 and 2
+# clients but one, the choice is the argmin of fixed scores plus that client's noise. So 1 and 2
 # hold for each value of the given parts, and on average. For delta = 0 the sum does not improve the
 # bound: its tail is a polynomial times e^(-x/b), so the ratio of 3 still tends to e^(2 D/b).
 
@@ -281,7 +282,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """Compute the privacy loss ln(P'(i)/P(i)) if the worse one, i, of two candidates is chosen.
+        """Compute the privacy loss ln(P'(i)/P(i)) if i, the worse of two candidates, is chosen.
 
         The two scores differ by ``gap`` on the dataset of P. On the neighbouring dataset of P' they
         are closer by the largest possible change. The loss increases with the gap and tends to
@@ -402,9 +403,9 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
+        """List the mechanisms that depend on one loss, as the parts of `composed_epsilon`.
 
-        Each is (kind, epsilon or eta, number of such mechanisms).
+        Each part is (kind, epsilon or eta, number of such mechanisms).
         """
         if self.switches == 0:  # then no queries are compared
             return []
