@@ -96,8 +96,8 @@ def _fields_of(data_class: type) -> tuple[_Field, ...]:
 def check_numbers(data: Any, where: str = "") -> None:
     """Refuse plain data with a value that does not fit its field.
 
-    Valid are integers from 0 to 2^53, floats whose square is in the range of float64,
-    float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
+    These values are valid: integers from 0 to 2^53, floats whose square is in the range of
+    float64, float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
     plain data is checked too.
 
     Parameters

@@ -229,8 +229,8 @@ def _replacement(w_b: float, w_c: float) -> float:
     """Maximise w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
 
     Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum, and by the sign of x'
-    we may take y = y' = 1. Let r >= q be the norms and <x, x'> = -t. Then t >= 0 is the better
-    sign, t <= r q, and the objective is
+    we may take y = y' = 1. Let r >= q be the two norms of x and x', and <x, x'> = -t. Then t >= 0
+    is the better sign, t <= r q, and the objective is
         F = w_b (r^2 + q^2 + 2 t) + w_c (r^4 + q^4 - 2 t^2).
     For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, and
         F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2.

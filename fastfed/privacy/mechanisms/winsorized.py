@@ -371,10 +371,9 @@ def calibrate_winsorized(
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
     """Compute the epsilon of P = phases phases, each eps0, by the composition in huang-2023.
 
-    Half of the budget's delta is for the composition, which is Lemma G.1 there:
-
-    eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1). It may exceed the budget, since Corollary
-    G.2 there needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
+    It is eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), by Lemma G.1 there, with half of the
+    budget's delta for the composition. It may exceed the budget: Corollary G.2 there needs a small
+    enough epsilon, and exp(eps0) - 1 < eps0, which is false.
     """
     half_delta = number("delta", budget.delta, above=0, below=1) / 2.0
     if eps0 > 300.0:
