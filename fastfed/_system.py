@@ -153,7 +153,7 @@ class Algorithm:
     build : callable
         Function from an instance of ``config`` and a ProblemSpec to a System.
     deployed : tuple of (str, value), optional
-        Default values of keys in a deployment, where they differ from those of a simulation.
+        Default values of keys in a deployment, for keys with a different default in a simulation.
     """
 
     id: str

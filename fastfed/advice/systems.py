@@ -185,7 +185,7 @@ KAPPA = 8.0
 
 
 def most_variance(plan: Plan) -> float:
-    """Return the largest noise variance of a prefix sum, divided by that of one noise vector."""
+    """Return the largest noise variance of a prefix sum, for noise vectors of variance 1."""
     releases = plan.releases
     if plan.factor is not None:
         return float(plan.factor.variances.max())

@@ -146,8 +146,8 @@ def _is_usual(value: Any, field: _Field) -> bool:
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
     """Raise InputError for a field's value that does not fit; check each value of a tuple.
 
-    ``path`` is the field's place in the data, and ``name`` its last part. ``kind`` and ``depth``
-    are those of `_Field`.
+    ``path`` is the field's place in the data, and ``name`` its last part. `_Field` explains
+    ``kind`` and ``depth``.
     """
     if depth:
         if not isinstance(value, tuple):

@@ -326,7 +326,7 @@ class Centred(msgspec.Struct, frozen=True):
     def joint(self, relation: str, layout: str, bias_std: float, covariance_std: float) -> float:
         """Compute the GDP mu of releasing the sums of x y and x x^T once, if one record changes.
 
-        The arguments are those of `centred_sensitivity`.
+        `centred_sensitivity` explains the arguments.
         """
         return centred_joint(
             relation,

@@ -189,7 +189,7 @@ def _regret_chart(
     """Return the chart of regret against rounds of one panel.
 
     ``log`` names the logarithmic axes, ``limit`` is the height up to which bounds are drawn, and
-    ``texts`` are those of `legend_texts`.
+    ``texts`` is the result of `legend_texts`.
     """
     panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = [

@@ -254,7 +254,7 @@ def _styles(
         name = "" if "label" in hidden and visible else base
         looks.append((name, is_private(curve.certificate), *visible))
     if not colour and not dash:
-        # Style the first curve of each look; the others of this look have the same style.
+        # Style the first curve of each look; all other curves of this look get the same style.
         first_by_look = {look: i for i, look in reversed(list(enumerate(looks)))}
         firsts = sorted(set(first_by_look.values()))
         first_styles = line_styles(tuple(curves[i] for i in firsts))
@@ -266,25 +266,26 @@ def _styles(
     if not colour:
         by_colour = [(look[0], *(str(p) for p in look[2:] if p[0] not in dash)) for look in looks]
     private = [is_private(c.certificate) for c in curves]
-    coloured = list(
-        dict.fromkeys(v for v, is_priv in zip(by_colour, private, strict=True) if is_priv or colour)
-    )
-    dashed = list(dict.fromkeys(by_dash))
+    # The distinct values, in order: the position of a value determines the colour or the dashes.
+    colour_values = list(dict.fromkeys(v for i, v in enumerate(by_colour) if private[i] or colour))
+    dash_values = list(dict.fromkeys(by_dash))
     styles = []
-    seen: dict[Any, list[Any]] = {}
+    looks_by_shade: dict[Any, list[Any]] = {}
     for i, look in enumerate(looks):
         black = not colour and not private[i]
         shade = (
-            NOT_PRIVATE_COLOUR if black else COLOURS[coloured.index(by_colour[i]) % len(COLOURS)]
+            NOT_PRIVATE_COLOUR
+            if black
+            else COLOURS[colour_values.index(by_colour[i]) % len(COLOURS)]
         )
         if dash and not (black and by_dash[i] == ("",) * len(dash)):
-            position = dashed.index(by_dash[i])
+            position = dash_values.index(by_dash[i])
         else:
-            # Different curves of one colour get different dashes.
-            earlier = seen.setdefault(shade, [])
-            if look not in earlier:
-                earlier.append(look)
-            position = earlier.index(look)
+            # Curves of one colour that look different get different dashes.
+            shade_looks = looks_by_shade.setdefault(shade, [])
+            if look not in shade_looks:
+                shade_looks.append(look)
+            position = shade_looks.index(look)
         dashes = NOT_PRIVATE_DASHES if black else DASHES
         styles.append({"color": shade, "linestyle": dashes[position % len(dashes)]})
     return styles

@@ -148,7 +148,7 @@ def _figure(
 ) -> Figure:
     """Return a figure with charts, title, small print and legend, laid out for a format.
 
-    The arguments are those of `render`. With ``tex`` the texts are converted to TeX.
+    `render` explains the other arguments. With ``tex`` the texts are converted to TeX.
     """
     from matplotlib.figure import Figure
 

@@ -116,11 +116,11 @@ def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     chosen = [0, 1]
     if needed_widths[0] + needed_widths[1] + 2 * GAP > width:
         needed_widths[0] = SHORTEST_LABEL
-    taken = sum(needed_widths[i] + GAP for i in chosen)
+    chosen_width = sum(needed_widths[i] + GAP for i in chosen)
     for i in BY_IMPORTANCE[2:]:
-        if i in used_indices and taken + needed_widths[i] + GAP <= width:
+        if i in used_indices and chosen_width + needed_widths[i] + GAP <= width:
             chosen.append(i)
-            taken += needed_widths[i] + GAP
+            chosen_width += needed_widths[i] + GAP
     return sorted(chosen)
 
 

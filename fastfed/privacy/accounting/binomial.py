@@ -448,7 +448,7 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
 def probits_of(trials: int) -> Probits:
     """Return the probit scale of Bin(trials, 1/4).
 
-    The last few are cached, because a calibration and its account need the same one.
+    The last few results are cached, because a calibration and its account need the same result.
     """
     return Probits(trials)
 

@@ -142,7 +142,7 @@ def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
 def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """Return the inner product of each run's output with ``direction`` (n, s), (runs,).
 
-    ``rows`` (n, runs * s) are those of `_side_by_side`.
+    ``rows`` (n, runs * s) is the result of `_side_by_side`.
     """
     n, s = direction.shape
     result: np.ndarray = np.einsum("nrs,ns->r", rows.reshape(n, -1, s), direction)
@@ -542,7 +542,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         """Return the log-likelihood ratios of n private means of vectors in one world."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
-        # Replace the uniforms of the Laplace noise by those of `noise` times this noise.
+        # Change the uniforms so that they give Laplace noise multiplied by ``noise``.
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(values_by_world[world], flips, *u)

@@ -443,7 +443,7 @@ def calibrate_shuffled_tree(
         Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     returning : int
         The largest number of batches of one user, see `GaussianRelease`. Above 1 for "exact" only;
-        the noise is then that of silo-level LDP, because the lemma is about one record.
+        the noise is then calibrated for silo-level LDP, because the lemma is about one record.
 
     Returns
     -------

@@ -427,9 +427,10 @@ def _seeded_range(
     target = u * ends[-1]
     segment = int(np.searchsorted(ends, target, side="left"))
     weight_before = float(ends[segment - 1]) if segment else 0.0
-    # Because of rounding, the place may be beyond the segment: then take its last bin.
-    place = min(int((target - weight_before) / weights[segment]), int(lengths[segment]) - 1)
-    middle = float(_midpoint(int(starts[segment]) + place, radius, bound))
+    # Because of rounding, the target may be beyond the segment: then take the segment's last bin.
+    bin_in_segment = int((target - weight_before) / weights[segment])
+    bin_in_segment = min(bin_in_segment, int(lengths[segment]) - 1)
+    middle = float(_midpoint(int(starts[segment]) + bin_in_segment, radius, bound))
     return middle - 2.0 * radius, middle + 2.0 * radius
 
 
@@ -438,11 +439,13 @@ def _exact_middle(
 ) -> float:
     """Choose the midpoint of `private_range` with exact probabilities, and return it.
 
-    The random bits are those of entry ``index`` of ``draw``.
+    The random bits come from entry ``index`` of ``draw``.
     """
     starts, lengths, costs = _cost_segments(x, radius, bound)
-    segment, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
-    return float(_midpoint(int(starts[segment]) + place, radius, bound))
+    segment, bin_in_segment = exact.choose(
+        costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index
+    )
+    return float(_midpoint(int(starts[segment]) + bin_in_segment, radius, bound))
 
 
 def seeded_mean(

@@ -544,8 +544,8 @@ def calibrate_local_gaussian(
         - "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, or shuffled
           s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std is s/sqrt(2) and
           covariance_ratio 1/sqrt(2). The published experiments use features of norm sqrt(2). In
-          features of norm 1, the noise of x y is divided by sqrt(2) and that of x x^T by 2. It need
-          not meet the budget, see ``conditions()``. For returning = 1 only.
+          features of norm 1, the noise of x y is divided by sqrt(2), and the noise of x x^T by 2.
+          This noise need not meet the budget, see ``conditions()``. For returning = 1 only.
     layout : {"iid", "goe1", "goe2"}, optional
         Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     covariance_ratio : float

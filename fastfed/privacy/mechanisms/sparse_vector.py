@@ -159,10 +159,10 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
     """Return the nodes and the logarithms of the weights of a quadrature rule.
 
     The rule is for functions of Laplace noise: ``a`` is the scale of the threshold's noise, ``b``
-    that of each answer's noise, and ``count`` the number of answers. Between the sorted ``kinks``
-    such a function must be a product of exponentials, which changes at a relative rate of at most
-    1/a + count/b. Intervals are as short as the inverse of this rate at each kink, and double with
-    the distance from it.
+    the scale of each answer's noise, and ``count`` the number of answers. Between the sorted
+    ``kinks`` such a function must be a product of exponentials, which changes at a relative rate of
+    at most 1/a + count/b. At each kink, intervals are as short as the inverse of this rate; their
+    length doubles with the distance from the kink.
     """
     from numpy.polynomial.legendre import leggauss
 

@@ -63,15 +63,15 @@ def hadamard(values: np.ndarray) -> np.ndarray:
     times the identity. For h = 1, 2, 4, ..., each pair of entries at distance h is replaced by its
     sum and its difference. This fixes the order of additions, and thus all bits of the result.
     """
-    out = np.array(values, dtype=np.float64, order="C")
-    n, h = out.shape[-1], 1
+    product = np.array(values, dtype=np.float64, order="C")
+    n, h = product.shape[-1], 1
     while h < n:
-        pairs = out.reshape(*out.shape[:-1], n // (2 * h), 2, h)
+        pairs = product.reshape(*product.shape[:-1], n // (2 * h), 2, h)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         total, difference = first + second, first - second
         pairs[..., 0, :], pairs[..., 1, :] = total, difference
         h *= 2
-    return out
+    return product
 
 
 class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
