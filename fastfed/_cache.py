@@ -42,15 +42,15 @@ from fastfed._validate import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A result is stored in a file if computing it takes at least MIN_SECONDS seconds; reading takes
-#: 0.0001.
+#: A result is stored in a file if computing it takes at least this number of seconds. Reading it
+#: takes 0.0001 seconds.
 MIN_SECONDS = 1e-3
 #: Limits of all files together and of one of them, in bytes, and the largest number of files.
 MAX_TOTAL_BYTES, MAX_FILE_BYTES, MAX_FILES = 2**27, 20 * 2**20, 4096
 #: The files are counted at the first write of a process, and again after each WRITES_PER_PRUNE
 #: further writes.
 WRITES_PER_PRUNE = 256
-#: A temporary file is deleted after this many seconds: its process was killed.
+#: A temporary file that is older than this many seconds is deleted: its process was killed.
 ABANDONED_SECONDS = 3600.0
 #: Number of results of one function that are held in memory. Results with arrays are not held.
 MAX_IN_MEMORY = 512

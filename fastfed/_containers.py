@@ -52,7 +52,7 @@ _COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[bytes], bytes]]] = {
 COMPRESSED = tuple(ending for _, ending, _ in _COMPRESSIONS.values())
 _ZIP = b"PK\x03\x04"
 _CONTENT_TYPES = b"[Content_Types].xml"  # name of the first file in documents of Office
-#: Endings of the files in a ZIP archive that are tables, if it has others too.
+#: Endings by which tables are recognised in a ZIP archive that has several files.
 _TABLES = (".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xlsm", ".sqlite", ".db")
 #: Largest size of an unpacked archive.
 _MAX_UNPACKED_BYTES = 2**34
@@ -286,7 +286,7 @@ class DamagedCsv(Exception):
     """Text is not valid CSV; the exception holds the line number and the problem."""
 
     def __init__(self, line: int, problem: str) -> None:
-        """Store the line number."""
+        """Store the problem and the line number."""
         super().__init__(problem)
         self.line = line
 

@@ -23,7 +23,7 @@ from fastfed._kernels import rng
 
 #: Largest error of the float64 value of a standard draw.
 ERROR = 2.0**-40
-#: If a uniform is closer to 0 or 1 than this, in units of 2^-64, 64 bits do not give error `ERROR`.
+#: If a uniform is within _END 2^-64 of 0 or 1, its first 64 bits do not give error `ERROR`.
 _END = 1 << 44
 _WORD = 64
 #: Guard digits for intermediate roundings.

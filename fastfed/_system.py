@@ -16,7 +16,7 @@ from fastfed._validate import InputError, listed, misplaced, plain, show, unquot
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
-#: A condition that fails for plans without a claim or of a kind that fastfed cannot account for.
+#: A condition that fails for plans without a claim, and for plans that fastfed has no account for.
 UNVERIFIED = Condition(
     "fastfed recomputes the guarantee from the plan (here only the plan's package states it)", False
 )

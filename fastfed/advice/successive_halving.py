@@ -123,8 +123,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         offset=r.offset / math.sqrt(q),
         log_lambda=r.log_lambda / q,
     )
-    # Scaled Gaussian rewards are not clipped, because clipping would change their mean. Centring
-    # stays.
+    # Scaled Gaussian rewards are not clipped, because clipping would change their mean. They are
+    # still centred.
     clip = plan.clip
     centred = clip is not None and (clip.constant > 0.0 or clip.centre > 0.0)
     if plan.flips:
@@ -493,7 +493,7 @@ def within_error(difference: tuple[float, float]) -> bool:
 #: The search for a break-even point multiplies by SEARCH_FACTOR up to MAX_SEARCH_STEPS times, then
 #: bisects BISECTIONS times.
 SEARCH_FACTOR, MAX_SEARCH_STEPS, BISECTIONS = 4.0, 6, 2
-#: Usual number of multiplications, by which the time is planned.
+#: Number of multiplications that is assumed when the time is divided among simulations.
 USUAL_SEARCH_STEPS = 3
 #: Fewest and most replicates of each simulation in this search.
 MIN_SEARCH_REPLICATES, MAX_SEARCH_REPLICATES = 3, 16
@@ -516,8 +516,8 @@ def break_even(
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    # The time is for two searches. Their simulations can afford this number of simulated silos,
-    # added up over replicates.
+    # The time is for two searches of several simulations. One simulation can afford this number of
+    # silos, added up over replicates.
     affordable_silos = seconds / (2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost)
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
@@ -546,7 +546,7 @@ def break_even(
         if not contenders:
             return False
         final_regrets = search.finals(contenders, Size(simulated_silos, rounds, replicates))
-        # The mean of few replicates is often lucky: one standard error is added.
+        # The mean of few replicates is often low by chance, so one standard error is added.
         return any(sum(mean_and_stderr(column)) < local_regret for column in final_regrets.T)
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))

@@ -216,7 +216,7 @@ def joint_sensitivity(
     if relation == "zero-out":
         squared = w_b + w_c  # |x y| = 1 and ||x x^T||_F = 1 at x = e_1, y = 1, where D is diagonal
     elif layout == DIAGONAL:
-        # Two different unit vectors: y^2 w_b + y'^2 w_b + 2 w_c. The same one: (y - y')^2 w_b.
+        # Different unit vectors: y^2 w_b + y'^2 w_b + 2 w_c. Equal ones: (y - y')^2 w_b.
         squared = max(2.0 * w_b + 2.0 * w_c, 4.0 * w_b)
     elif dimension == 1:
         squared = _replacement_line(w_b, w_c)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
-#: Metrics of regret, each with the scale of the y axis in a spec's figure.
+#: Metrics of regret, each with its value of ``y`` in the [figure] of a spec.
 REGRETS = {
     "group_regret": "cumulative",
     "per_silo_regret": "per-silo",

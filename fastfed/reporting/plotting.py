@@ -211,7 +211,7 @@ def _figure(
     if title is not None:
         # Align the title with the axes, whose position is known only after the layout.
         title.set_x(all_axes[0].get_position().x0)
-    # Keep this layout for all kinds.
+    # Keep this layout for all kinds of files.
     figure.set_layout_engine("none")
     for axes, notes in zip(all_axes, names, strict=True):
         _spread_ends(axes, notes)

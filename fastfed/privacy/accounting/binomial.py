@@ -303,7 +303,7 @@ class Probits:
 # 2. r is smaller than r' in the likelihood ratio order, and X has a log-concave mass function. So
 # X + r is smaller than X + r' in that order, and the best tests compare the outcome with a
 # threshold k (Neyman-Pearson). Hence f is the convex polygon with corners (1 - F(u), F(u - t)), u =
-# k - w. A convex function that is below f at the corners is below f.
+# k - w. A convex function that is below f at the corners is below f everywhere.
 # 3. Let x(u) = Phi^-1 F(u), and let [a, b] be integers with F(a + V) <= tail and
 # 1 - F(b - V) <= tail, V an integer >= t. If x(u) - x(u - t) <= m whenever u - t >= a and u <= b,
 # then f >= f_m. Here f_m is the trade-off function of G_m with probability 1 - tail and of full
@@ -641,7 +641,7 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
         return _hockey_stick(mass, loss, epsilon)
     # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
     # masses dropped, so the result can only be too small. An infinite loss means that the output is
-    # possible for the first record only, which discloses it.
+    # possible for the first record only, which discloses this record.
     finite = [
         (m[counts], x[counts]) for m, x in losses for counts in [np.isfinite(x) & (m > 1e-18)]
     ]

@@ -165,8 +165,8 @@ class _Sum:
         def bounds(theta: np.ndarray) -> np.ndarray:
             """Compute the bound of epsilon for each theta."""
             cumulant = self._cumulant(theta)
-            # Bound on its rounding error. For 10^15 mechanisms it exceeds the cumulant at small
-            # theta, where the bound would be far too small without it.
+            # A bound on the cumulant's rounding error. For 10^15 mechanisms it exceeds the cumulant
+            # at small theta, where the bound of epsilon would be far too small without it.
             error = 16.0 * _UNIT_ROUNDOFF * (np.abs(cumulant) + self.count + self.total + 64.0)
             result: np.ndarray = (cumulant + error + _log_peak(theta) - self.target) / theta
             return result

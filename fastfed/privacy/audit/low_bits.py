@@ -232,7 +232,7 @@ def rotated_mean_test(
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
         values = means[..., None] + scale * draws.near((approximate - means) / scale)
         is_close = np.abs(values - approximate[None, :, :, None]) <= tolerance
-        # If the outermost draws are near too, draws may be missing: exclude nothing then.
+        # If the outermost draws are close too, other close draws may be missing: exclude nothing.
         undecided = (is_close[..., 0] | is_close[..., -1]).any(axis=2)
         possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []

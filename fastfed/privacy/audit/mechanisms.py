@@ -55,7 +55,7 @@ Audit = Callable[[int, int], AuditResult]
 
 BUDGET = Budget(1.0, 0.01)
 RELEASES = 400  # number of releases of the tree
-STEPS = 40  # releases of Honaker's and Toeplitz noise, which are audited from all steps
+STEPS = 40  # number of releases with Honaker's or Toeplitz noise, all of which are audited
 
 _DIMENSION = 2  # a worst pair needs no more dimensions
 _RUNS_AT_ONCE = 1000  # number of runs in memory at a time
@@ -440,7 +440,7 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
 # One value moves from one end to the other. Other values are at both ends, so all costs change.
 _END_VALUES = (-1e3, 1e3)
 _OTHER_VALUES = np.repeat(_END_VALUES, 2)
-# Ratios that are equal up to rounding are made equal. Their last bits depend on the last bits of
+# Likelihood ratios are rounded to this number of digits. Their last bits depend on the last bits of
 # released numbers, which the claims (about real numbers) do not cover.
 _DIGITS = 9
 

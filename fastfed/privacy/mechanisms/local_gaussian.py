@@ -221,7 +221,7 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
             epsilon0 = _root(
                 lambda e: _exp_epsilon_minus_1(e, log_users, log_inner) - largest_growth, epsilon0
             )
-        # The delta0 with which the lemma uses the rest of delta.
+        # The delta0 for which the lemma needs exactly the rest of delta.
         log_delta0 = log_rest - _log_delta0_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0

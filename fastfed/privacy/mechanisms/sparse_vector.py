@@ -326,13 +326,13 @@ def _log_tail(g: float) -> float:
 # outputs, later comparisons have the same distribution. So comparisons cost max(1/a, 1/b) once, for
 # any number of switches. (With the old noise, later comparisons would depend on the loss even given
 # the outputs, because the outputs give information about that noise.)
-# 3. Each later choice of an expert, at most kappa, depends on the loss by its scores. A maximum
-# with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded range eta.
-# The choices are adaptive and compose as in `privacy_loss`; fewer than kappa choices are kappa
-# choices of which some release nothing. For many choices, the worst-case pair of distributions in
-# `privacy_loss` is worse than kappa eta^2/8-zCDP of all choices together. So two accounts hold, and
-# the smaller epsilon is used: all parts by their privacy losses, or epsilon of the comparisons plus
-# epsilon of the choices by zCDP.
+# 3. The later choices of an expert, at most kappa, depend on the loss through their scores. A
+# maximum with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded
+# range eta. The choices are adaptive and compose as in `privacy_loss`; fewer than kappa choices are
+# kappa choices of which some release nothing. For many choices, the worst-case pair of
+# distributions in `privacy_loss` gives a larger epsilon than kappa eta^2/8-zCDP of all choices
+# together. So two accounts hold, and the smaller epsilon is used: all parts by their privacy
+# losses, or epsilon of the comparisons plus epsilon of the choices by zCDP.
 
 
 CALIBRATIONS = ("exact", "printed", "zcdp")
