@@ -94,7 +94,7 @@ def _home() -> Path | None:
 
 
 def _temporary_cache() -> Path:
-    """Return a folder in the system's folder of temporary files that this user alone can write."""
+    """Return a folder, among temporary files of the system, to which only this user can write."""
     folder = Path(tempfile.gettempdir()) / f"fastfed-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

@@ -387,7 +387,8 @@ class _Search:
         """Simulate one stage of the search, with ``share`` of the time budget.
 
         If silos are alike and the time does not suffice for all rounds, a stage before the last has
-        two parts: all contenders over few rounds, then the best of each trust model over more.
+        two parts: all contenders over few rounds, then the best of each trust model over more
+        rounds.
         """
         halving = self.halving
         replicates, fewest = REPLICATES[name]
@@ -431,7 +432,7 @@ class _Search:
         self.stage("screened", [Contender.of(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and variants of the best in one setting."""
+        """Simulate the best few candidates of each trust model, and variants of them."""
         to_simulate: list[Choice] = []
         for trust in self.trust_models:
             ranked = self.ranked(trust)

@@ -509,9 +509,10 @@ def break_even(
     """Return the least epsilon and the least number of silos at which sharing helps.
 
     Sharing helps if ``best`` has less regret than ``local_regret``, the regret of the local
-    baseline. Each value is for all else equal, and accurate to a factor of about 1.4. It is None if
-    4096 times the value in the question does not suffice. Protocol, release, variant and growing
-    batches stay as in ``best``. With batches of equal size, an eighth of this size is tried too.
+    baseline. Each of the two values assumes that all else is equal. It is accurate to a factor of
+    about 1.4, and None if 4096 times the value in the question does not suffice. Protocol, release,
+    variant and growing batches stay as in ``best``. With batches of equal size, an eighth of this
+    size is tried too.
     """
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension

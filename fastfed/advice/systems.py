@@ -100,7 +100,7 @@ WHY_NO_LOCAL_ROUNDS = (
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Return a text: who is trusted under a trust model, with the number of colluders."""
+    """Return a text about who is trusted under a trust model, with the number of colluders."""
     colluders_text = silos // 3 if colluders is None else colluders
     return TRUST[trust][0].format(colluders=colluders_text, silos=silos)
 
@@ -351,7 +351,7 @@ class Question:
         return keys | ({} if self.protects == "user" else {"protects": self.protects})
 
     def common(self) -> dict[str, Any]:
-        """Return the keys that all curves of the answer have, also the local baselines."""
+        """Return the keys that all curves of the answer have, including the local baselines."""
         multiplier = self.radius_multiplier
         return {"radius_multiplier": multiplier} if multiplier != 1.0 else {}
 

@@ -187,10 +187,10 @@ def start_status_page(process: Any, port: int | None) -> dict[str, str]:
 
 
 def with_hub_options(command: Any) -> Any:
-    """Add the options with which a party connects to the hub to a command.
+    """Add to a command the options with which a party connects to the hub.
 
-    The command gets one argument ``exchange`` instead: a function that exchanges the messages of a
-    party with the hub until a signal arrives.
+    Instead of these options, the command gets one argument ``exchange``: a function that exchanges
+    the messages of a party with the hub until a signal arrives.
     """
 
     @wraps(command)

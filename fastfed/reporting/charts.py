@@ -295,7 +295,7 @@ def legend_entry(curve: CurveResult) -> str:
 def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
     """Merge the legend entries of curves that look the same in different panels.
 
-    Return the merged text by the entry of each curve; empty for a single panel.
+    Return a dict from the legend entry of each curve to the merged text; empty for a single panel.
     """
     if len(shown) == 1:
         return {}

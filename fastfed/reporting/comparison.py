@@ -50,7 +50,7 @@ class CurvePair:
 
     @property
     def verdict(self) -> str:
-        """Return LOWER or HIGHER if B's regret is so by more than two standard errors.
+        """Return LOWER or HIGHER if B has less or more regret, by more than two standard errors.
 
         Otherwise return NONE, or UNKNOWN without a standard error.
         """

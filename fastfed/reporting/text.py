@@ -272,7 +272,7 @@ def is_private(certificate: dict[str, Any]) -> bool:
 
 
 def shortfall(certificate: dict[str, Any]) -> str:
-    """Return a clause, to follow the label of the curve, if a claim of privacy does not hold.
+    """Return a clause about a claim of privacy that does not hold, to follow the curve's label.
 
     Return "" if nothing is claimed, or if the exact guarantee is proven and within the claim.
     """
@@ -354,7 +354,7 @@ def ruled(
 ) -> Table:
     """Return a table with a rule below its headings; columns ``right`` are aligned to the right.
 
-    Only the columns ``wrapped`` may be wrapped, by default those that are not on the right.
+    Only the columns ``wrapped`` may be wrapped, by default all that are not aligned to the right.
     """
     # Cells are Text, not markup, since labels may contain brackets.
     table = Table(

@@ -85,8 +85,8 @@ def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = C
 
     X ~ Bin(trials, p), with trials >= 0 and 0 < p < 1. The shift is an integer of either sign, and
     epsilon >= 0. The result is the larger hockey-stick divergence of the two directions. It
-    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact.
-    Above, p must be 1/4, and it is the proven upper bound of `VectorSumAccount`.
+    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact. For
+    more trials, p must be 1/4, and the result is the proven upper bound of `VectorSumAccount`.
     """
     trials = integer("trials", trials, at_least=0)
     shift = abs(integer("shift", shift))

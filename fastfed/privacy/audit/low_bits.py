@@ -360,7 +360,7 @@ def sound_tests(
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
     """Return the tests that never excluded the true record, and the names of the other tests.
 
-    Tests are tried on ``trials`` releases of chosen records. Anyone with the code can make them.
+    Tests are tried on ``trials`` releases of chosen records, which anyone with the code can make.
     """
     known_releases = [
         (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)

@@ -140,7 +140,7 @@ def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
 
 
 def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the inner product of each run's output with ``direction`` (n, s), (runs,).
+    """Return the inner products (runs,) of the runs' outputs with ``direction`` (n, s).
 
     ``rows`` (n, runs * s) is the result of `_side_by_side`.
     """
@@ -150,10 +150,10 @@ def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Return weights with which the sum of Gaussian outputs is the log likelihood ratio.
+    """Return weights for which the weighted sum of Gaussian outputs is the log likelihood ratio.
 
-    ``covariance`` is the covariance of the outputs. From output number ``changed`` on, counted from
-    1, the mean changes by the same amount; earlier ones do not change.
+    ``covariance`` is the covariance of the outputs. The means of output number ``changed``, counted
+    from 1, and of all later outputs change by the same amount; earlier means do not change.
     """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
@@ -225,7 +225,7 @@ def prefix_statistics(
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """Compute the log likelihood ratio of the two worlds from all released prefixes, (trials,).
+    """Compute the log likelihood ratio (trials,) of the two worlds from all released prefixes.
 
     The release is Honaker's tree or has Toeplitz noise.
     """

@@ -49,7 +49,7 @@ def calibrated(colluders: int = COLLUDERS) -> SecureSum:
 
 
 def _leaves(mechanism: SecureSum, x: tuple[float, ...]) -> np.ndarray:
-    """Return encoded leaf sums (K, s), uint64, of known records, and of x in the first leaf."""
+    """Return encoded leaf sums (K, s), uint64: a known record per leaf, and x in the first leaf."""
     sums = np.zeros((mechanism.releases, mechanism.size))
     for leaf in sums:
         linalg.accumulate(leaf, np.full(_D, math.sqrt(0.5)), 1.0)

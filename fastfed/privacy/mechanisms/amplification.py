@@ -137,8 +137,8 @@ def amplified_std(
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
     """Compute noise_std / sensitivity of `amplified_std` for one inner delta.
 
-    ``n`` is its ``points`` and ``inner`` the inner delta. The result is infinite if Lemma F.2
-    proves nothing.
+    ``n`` is the argument ``points`` there, and ``inner`` the inner delta. The result is infinite if
+    Lemma F.2 proves nothing.
     """
     # Find the largest epsilon0 whose amplified epsilon is within the budget.
     high = min(_epsilon0_limit(silos, inner), 1.0) / n
@@ -339,10 +339,10 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon: the smaller one of silo-level LDP and of Lemma F.2.
+        """Compute the proven epsilon at ``delta``: the smaller one of silo-level LDP and Lemma F.2.
 
-        It is at ``delta``, by default the budget's delta. With returning > 1, the lemma does not
-        apply, and it is the epsilon of silo-level LDP.
+        Default: the budget's delta. With returning > 1, the lemma does not apply, and the result is
+        the epsilon of silo-level LDP.
         """
         relation = named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)

@@ -217,8 +217,8 @@ class Exponential(msgspec.Struct, frozen=True):
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
         """Sample by the Gumbel-max trick, from n uniforms in (0, 1), and return the index.
 
-        The index has the same distribution as that of `choose`. Probabilities are never computed,
-        so candidates whose probability underflows keep their order.
+        The index has the same distribution as the index of `choose`. Probabilities are never
+        computed, so candidates whose probability underflows keep their order.
         """
         logs = self.log_probabilities(costs)
         u = array("uniforms", uniforms, shape=logs.shape)
@@ -257,9 +257,9 @@ def private_range(
     The candidates are ell = ceil(bound / radius) midpoints, -bound + (2k + 1) radius, which do not
     depend on the values. Each value is assigned to the nearest midpoint (the lower of two). Values
     out of range are assigned to the first or last midpoint, and values that are not finite count
-    as 0. A midpoint with b values below it and a above it has the cost max(a, b). It is chosen with
-    probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`. The time
-    is O(M log M), for any number of midpoints.
+    as 0. A midpoint with b values below it and a values above it has the cost max(a, b). A midpoint
+    is chosen with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at
+    `uniform`. The time is O(M log M), for any number of midpoints.
 
     Parameters
     ----------

@@ -285,7 +285,7 @@ def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -
 def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
     """Compute the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
 
-    ``delta`` and ``slack`` are one of `_delta_splits`.
+    ``delta`` and ``slack`` are one entry of the result of `_delta_splits`.
     """
     epsilon_per_batch = epsilon / count
     if slack > 0.0:

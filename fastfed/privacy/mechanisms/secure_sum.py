@@ -697,7 +697,7 @@ def _coins_per_share(pairs: int, relative_stds: tuple[float, float, float]) -> C
 def _entry_bound(largest: float, unit: float) -> int:
     """Return a bound on the absolute entries of one record after rounding, in units of the grid.
 
-    ``largest`` bounds them before rounding.
+    ``largest`` bounds the absolute entries before rounding.
     """
     return math.ceil(largest / unit) + 1
 

@@ -176,7 +176,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         """Return the std of the Laplace noise in each coordinate of a mean.
 
         It is sqrt(2) 8 r' / (M epsilon'), where r' is `rotated_radius`. The inverse rotation does
-        not change it.
+        not change this std.
         """
         scale = laplace_scale(self.silos, self.epsilon_coordinate, self.rotated_radius)
         return {"mean": math.sqrt(2.0) * scale}
@@ -437,9 +437,9 @@ def winsorized_mean(
 ) -> tuple[np.ndarray, Certificate]:
     """Compute a private mean of vectors, one of each user, and its certificate.
 
-    The mean is accurate if all vectors are in a ball of radius ``radius``, wherever it is inside
-    the ball of radius ``bound``: the noise is proportional to ``radius``. With too few users, the
-    small ball cannot be found, and the mean may be far off. The certificate then has a caveat.
+    The mean is accurate if all vectors are in a ball of radius ``radius``, anywhere inside the ball
+    of radius ``bound``: the noise is proportional to ``radius``. With too few users, the small ball
+    cannot be found, and the mean may be far off. The certificate then has a caveat.
 
     Parameters
     ----------
