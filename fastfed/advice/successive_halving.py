@@ -439,20 +439,24 @@ def _parts(group: list[int], count: int) -> list[list[int]]:
 
 
 def _extended(
-    curve: np.ndarray, marks: np.ndarray, at: int, horizon: int, since: int | None = None
+    curve: np.ndarray, marks: np.ndarray, last_index: int, horizon: int, since: int | None = None
 ) -> float:
-    """Return the regret at the horizon, extrapolated from a curve up to checkpoint ``at``.
+    """Return the regret at the horizon, extrapolated from a curve up to a checkpoint.
 
-    ``curve`` (C,) is the regret at the rounds ``marks`` (C,). By default, regret continues at its
-    final pace. The pace of a learner decreases, so this overestimates regret. With ``since``, the
-    pace decreases further, as a power of the round with exponent in [-1, 0]. The exponent is fitted
-    to the last three quarters of the rounds, or to the rounds after ``since`` if there are fewer.
+    ``curve`` (C,) is the regret at the rounds ``marks`` (C,), known up to index ``last_index``. By
+    default, regret continues at its final pace. The pace of a learner decreases, so this
+    overestimates regret. With ``since``, the pace decreases further, as a power of the round with
+    exponent in [-1, 0]. The exponent is fitted to the last three quarters of the rounds, or to the
+    rounds after ``since`` if there are fewer.
     """
-    if at == len(marks) - 1:
+    if last_index == len(marks) - 1:
         return float(curve[-1])
-    last, last_regret = int(marks[at]), float(curve[at])
+    last, last_regret = int(marks[last_index]), float(curve[last_index])
     if since is not None and 2 * since <= last:
-        rounds, regret = np.append(0, marks[: at + 1]), np.append(0.0, curve[: at + 1])
+        rounds, regret = (
+            np.append(0, marks[: last_index + 1]),
+            np.append(0.0, curve[: last_index + 1]),
+        )
         start = max(since, last / 4.0)
         middle = math.sqrt(start * last)
         start_regret, middle_regret = np.interp([start, middle], rounds, regret)
@@ -470,9 +474,9 @@ def _extended(
             if exponent < 1.0:
                 log_growth = math.expm1((1.0 - exponent) * log_growth) / (1.0 - exponent)
             return float(last_regret + pace * last * log_growth)
-    start_at = min(3 * at // 4, at - 1)
+    first_index = min(3 * last_index // 4, last_index - 1)
     start_regret, start_round = (
-        (0.0, 0) if start_at < 0 else (float(curve[start_at]), int(marks[start_at]))
+        (0.0, 0) if first_index < 0 else (float(curve[first_index]), int(marks[first_index]))
     )
     return float(
         last_regret + (last_regret - start_regret) / (last - start_round) * (horizon - last)

@@ -441,7 +441,10 @@ def _run(source: Source) -> Html:
         ("time", took),
         ("thread time", span(effort.thread_seconds)),
         ("simulated", f"{spaced(effort.agent_rounds)} agent-rounds"),
-        ("speed", f"{text_table.rate(_per(effort.agent_rounds, wall))} agent-rounds per second"),
+        (
+            "speed",
+            f"{text_table.rate(_per_second(effort.agent_rounds, wall))} agent-rounds per second",
+        ),
         ("seed", f"{source.identity['seed']}, replicates {_ranges(replicates)}"),
         ("fastfed", _distinct(run.fastfed for run in effort.runs)),
         ("Python", _distinct(run.python for run in effort.runs)),
@@ -461,7 +464,7 @@ def _distinct(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values)) or "-"
 
 
-def _per(count: float, seconds: float) -> float | None:
+def _per_second(count: float, seconds: float) -> float | None:
     """Return count / seconds; None if no time was measured."""
     return count / seconds if seconds > 0 else None
 
