@@ -4,10 +4,10 @@
 than to read: accounts, calibrations and factors. A result that is read is the result that was
 computed, bit for bit:
 
-- A file holds the function's name, the version and all arguments in full, and they are compared. A
-  file with different ones, a damaged file and a foreign file are ignored, and the result is
-  computed again. Floats are written in hexadecimal and arrays as their bytes. A checksum covers
-  all of it. Nothing in a file is executed.
+- A file holds the function's name, the version and all arguments in full. A file is ignored if one
+  of these differs, or if the file is damaged or foreign; then the result is computed again. Floats
+  are written in hexadecimal and arrays as their bytes. A checksum covers the whole content. Nothing
+  in a file is executed.
 - The version covers everything else that a result depends on: the source of the function's module,
   of `fastfed.privacy` and of the package's shared modules, the compiled kernels, NumPy, SciPy, the
   C library and the processor's instruction sets.
@@ -42,14 +42,15 @@ from fastfed._validate import InputError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: A result is stored in a file if computing it takes at least MIN_SECONDS seconds; reading takes
-#: 0.0001.
+#: A result is stored in a file if computing it takes at least this number of seconds. Reading it
+#: takes 0.0001 seconds.
 MIN_SECONDS = 1e-3
 #: Limits of all files together and of one of them, in bytes, and the largest number of files.
 MAX_TOTAL_BYTES, MAX_FILE_BYTES, MAX_FILES = 2**27, 20 * 2**20, 4096
-#: The files are counted when the first is written, and whenever WRITES_PER_PRUNE more were written.
+#: The files are counted at the first write of a process, and again after each WRITES_PER_PRUNE
+#: further writes.
 WRITES_PER_PRUNE = 256
-#: A temporary file is deleted after this many seconds: its process was killed.
+#: A temporary file that is older than this many seconds is deleted: its process was killed.
 ABANDONED_SECONDS = 3600.0
 #: Number of results of one function that are held in memory. Results with arrays are not held.
 MAX_IN_MEMORY = 512
@@ -93,7 +94,7 @@ def _home() -> Path | None:
 
 
 def _temporary_cache() -> Path:
-    """Return a folder in the system's folder of temporary files that this user alone can write."""
+    """Return a folder, among temporary files of the system, to which only this user can write."""
     folder = Path(tempfile.gettempdir()) / f"fastfed-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -240,7 +241,7 @@ def _version() -> list[Any]:
 
 
 class _Files:
-    """State of this process: the number of files that it wrote, and if it can write files."""
+    """State of this process: the number of files that it wrote, and whether it can write files."""
 
     def __init__(self) -> None:
         """Start without files, and assume that they can be written."""
@@ -258,13 +259,13 @@ def _read(path: Path, key: str) -> tuple[bool, Any]:
     """
     try:
         content = path.read_bytes()
-        checksum, _, rest = content.partition(b"\n")
-        if hashlib.sha256(rest).hexdigest().encode() != checksum:
+        checksum, _, body = content.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != checksum:
             return False, None
-        stored_key, _, rest = rest.partition(b"\n")
+        stored_key, _, result_and_arrays = body.partition(b"\n")
         if stored_key != key.encode():
             return False, None
-        result, _, arrays = rest.partition(b"\n")
+        result, _, arrays = result_and_arrays.partition(b"\n")
         value, _ = _restored(json.loads(result), memoryview(arrays))
     except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
         return False, None

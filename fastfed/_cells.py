@@ -32,10 +32,10 @@ NEW_MARKERS = MISSING - {"", "?", "NA", "nan", "NaN", "NAN"}
 TRUE, FALSE = frozenset({"true", "t", "yes", "y"}), frozenset({"false", "f", "no", "n"})
 #: A number in a cell.
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
-#: A whole number with an empty fraction, as programs write codes that they took for numbers.
+#: A whole number with a fraction of 0, such as 17.0, as programs write codes taken for numbers.
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*", re.ASCII)
-#: The form in which spreadsheets write numbers of more than 11 digits, whose last digits are lost,
-#: and in which Python writes floats of more than 16 digits.
+#: The form of numbers whose last digits are lost: spreadsheets write numbers of more than 11 digits
+#: in this form, and Python floats of more than 16 digits.
 _ROUNDED = re.compile(r"[+-]?[0-9](\.[0-9]+)?(E\+[0-9]+|e\+(1[6-9]|[2-9][0-9]|[1-9][0-9]{2}))")
 #: Whole numbers of this size and more may share a float64.
 _INEXACT = 2.0**53

@@ -24,7 +24,8 @@ from fastfed._validate import InputError
 
 #: Delimiters of a CSV file, most common first.
 DELIMITERS = ",;\t|"
-#: Number of records that must have as many cells as the header, if it has several delimiters.
+#: Number of records that must have as many cells as the header, if the header has several
+#: delimiters.
 _RECORDS_TRIED = 50
 #: Largest number of characters in which the end of the header is looked for.
 _MAX_HEADER_CHARACTERS = 1 << 20
@@ -51,7 +52,7 @@ _COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[bytes], bytes]]] = {
 COMPRESSED = tuple(ending for _, ending, _ in _COMPRESSIONS.values())
 _ZIP = b"PK\x03\x04"
 _CONTENT_TYPES = b"[Content_Types].xml"  # name of the first file in documents of Office
-#: Endings of the files in a ZIP archive that are tables, if it has others too.
+#: Endings by which tables are recognised in a ZIP archive that has several files.
 _TABLES = (".csv", ".tsv", ".parquet", ".feather", ".arrow", ".xlsx", ".xlsm", ".sqlite", ".db")
 #: Largest size of an unpacked archive.
 _MAX_UNPACKED_BYTES = 2**34
@@ -274,7 +275,7 @@ def _bare_header(text: str) -> str:
 
 
 def filled(rows: Any) -> Iterator[list[str]]:
-    """Yield the stripped cells of all rows but blank lines and lines of delimiters alone."""
+    """Yield the stripped cells of each row; skip blank lines and lines with only delimiters."""
     for row in rows:
         cells = [cell.strip() for cell in row]
         if any(cells):
@@ -285,7 +286,7 @@ class DamagedCsv(Exception):
     """Text is not valid CSV; the exception holds the line number and the problem."""
 
     def __init__(self, line: int, problem: str) -> None:
-        """Store the line number."""
+        """Store the problem and the line number."""
         super().__init__(problem)
         self.line = line
 

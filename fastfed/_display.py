@@ -66,15 +66,15 @@ class Displayed:
 class Located:
     """Mixin whose error for a missing attribute or key names the expression that reads the value.
 
-    A class that has it implements `where_is`.
+    A class with this mixin implements `where_is`.
     """
 
     __slots__ = ()
 
     def where_is(self, name: str) -> str:
-        """Return the expression that reads attribute ``name``; "" if it is unknown.
+        """Return the expression that reads ``name`` from an object inside this one, or "".
 
-        Such an attribute is one that this object does not have, but an object inside of it has.
+        It is called for names that are not attributes of this object itself.
         """
         raise NotImplementedError
 

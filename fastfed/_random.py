@@ -46,7 +46,7 @@ PURPOSES = {
 MAX_DIMENSION = 2**15
 #: The largest number below 1.
 BELOW_ONE = 1.0 - 2.0**-53
-#: Purpose of the noise bits of single data points, plus the level of the tree node.
+#: Purpose of the noise bits of a single data point; the level of the tree node is added to it.
 POINT_NOISE = 64
 
 # The server's noise has silo index M, the number of silos.

@@ -116,8 +116,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def guard(self, name: str) -> Iterator[None]:
         """Run a block that calls the entry ``name``; convert exceptions of packages' entries.
 
-        They become InputErrors that name the package. InputErrors and exceptions of built-in
-        entries do not change.
+        Such exceptions become InputErrors that name the package. Exceptions that are InputErrors
+        already, and exceptions of built-in entries, do not change.
         """
         try:
             yield

@@ -3,7 +3,8 @@
 A draw is a function of uniforms with infinitely many bits. The first 64 bits of each uniform are
 drawn at once and give a float64 within `ERROR` of the draw. If this does not decide a rounding or a
 comparison, further bits are drawn and exact arithmetic gives a smaller interval that contains the
-draw. So every decision equals that of the real number. docs/exact.md has error bounds and proofs.
+draw. So every decision is the one that the real number gives. docs/exact.md has error bounds and
+proofs.
 Binomial counts of fair coins use integer arithmetic only.
 """
 
@@ -22,7 +23,7 @@ from fastfed._kernels import rng
 
 #: Largest error of the float64 value of a standard draw.
 ERROR = 2.0**-40
-#: If a uniform is closer to 0 or 1 than this, in units of 2^-64, 64 bits do not give error `ERROR`.
+#: If a uniform is within _END 2^-64 of 0 or 1, its first 64 bits do not give error `ERROR`.
 _END = 1 << 44
 _WORD = 64
 #: Guard digits for intermediate roundings.
@@ -96,11 +97,11 @@ class Normals:
         self.values: np.ndarray = values[:count]
         if has_inaccurate:
             # A radius from a uniform near 0 or 1 needs more than 64 bits.
-            ends = np.flatnonzero(
+            pairs = np.flatnonzero(
                 self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
             )
-            both_ends = np.concatenate([ends, ends + self._half])
-            _refine(self, both_ends[both_ends < count])
+            inaccurate = np.concatenate([pairs, pairs + self._half])
+            _refine(self, inaccurate[inaccurate < count])
 
     def interval(self, index: int, bits: int) -> Interval:
         """Return an interval of width at most 2^-bits that contains the normal."""
@@ -130,8 +131,8 @@ class Laplaces:
         self.values, has_inaccurate = rng.ideal_laplace(self._uniforms.random_u64)
         if has_inaccurate:
             # A size from a uniform near 0 or 1 needs more than 64 bits.
-            ends = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
-            _refine(self, np.flatnonzero(ends))
+            inaccurate = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
+            _refine(self, np.flatnonzero(inaccurate))
 
     def interval(self, index: int, bits: int) -> Interval:
         """Return an interval of width at most 2^-bits that contains the draw."""

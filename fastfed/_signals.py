@@ -59,10 +59,10 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def stoppable(kept: str = "") -> Iterator[None]:
+def stoppable(note: str = "") -> Iterator[None]:
     """Make ending signals raise KeyboardInterrupt, or end the process after `GRACE_MILLISECONDS`.
 
-    ``kept`` is a text to append to `INTERRUPTED_TEXT`. Ignored signals stay ignored. Outside the
+    ``note`` is a text to append to `INTERRUPTED_TEXT`. Ignored signals stay ignored. Outside the
     main thread this context does nothing.
     """
     global _pipe
@@ -75,7 +75,7 @@ def stoppable(kept: str = "") -> Iterator[None]:
     # Python writes the number of each signal to the pipe, and the native thread reads it.
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
-    sentence = f"{INTERRUPTED_TEXT}{kept}\n".encode()
+    sentence = f"{INTERRUPTED_TEXT}{note}\n".encode()
     watch = threading.Thread(
         target=_native.watch_signals, args=(reads, GRACE_MILLISECONDS, sentence), daemon=True
     )

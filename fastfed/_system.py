@@ -16,7 +16,7 @@ from fastfed._validate import InputError, listed, misplaced, plain, show, unquot
 from fastfed.privacy.account import accounted, same, verify
 from fastfed.privacy.certificate import Certificate, Condition, deployed
 
-#: A condition that fails for plans without a claim or of a kind that fastfed cannot account for.
+#: A condition that fails for plans without a claim, and for plans that fastfed has no account for.
 UNVERIFIED = Condition(
     "fastfed recomputes the guarantee from the plan (here only the plan's package states it)", False
 )
@@ -153,7 +153,7 @@ class Algorithm:
     build : callable
         Function from an instance of ``config`` and a ProblemSpec to a System.
     deployed : tuple of (str, value), optional
-        Default values of keys in a deployment, where they differ from those of a simulation.
+        Default values of keys in a deployment, for keys with a different default in a simulation.
     """
 
     id: str

@@ -10,7 +10,7 @@ def one_blas_thread() -> AbstractContextManager[Any]:
     """Return a context in which BLAS uses one thread.
 
     The matrices here are small: more threads wait for one another, and are much slower on a busy
-    machine. They also divide sums differently, which changes last bits.
+    machine. They also divide sums differently, which changes the last bits of results.
     """
     from threadpoolctl import threadpool_limits
 

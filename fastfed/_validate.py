@@ -330,9 +330,9 @@ def parsed(read: Callable[[Any], Any], text: str | bytes) -> Any:
 def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> None:
     """Raise InputError for unsuitable plain data. Messages contain names but never values.
 
-    Unsuitable are integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that
-    are nested too deep. With ``keys``, messages name inner keys. Without, they contain only
-    ``name``, because keys may be data about people. ``level`` is the depth of ``value``.
+    Integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that are nested too
+    deep are unsuitable. With ``keys``, messages name inner keys. Without ``keys``, messages contain
+    only ``name``, because keys may be data about people. ``level`` is the depth of ``value``.
     """
     if level > MAX_LEVELS:
         raise InputError(f"{name} must have at most {MAX_LEVELS} levels of lists and tables")

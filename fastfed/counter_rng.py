@@ -2,8 +2,8 @@
 
 ``numba.cfunc`` environments and score functions must draw all randomness from their arguments, so
 that results depend neither on threads nor on order. Draw i of a key is splitmix64 (Steele, Lea and
-Flood 2014) of the key and i: a pure function, without state. Use each i of a key once. For
-contexts, instances and exploration, never for privacy noise.
+Flood 2014) of the key and i: a pure function, without state. Use each i of a key once. Use these
+numbers for contexts, instances and exploration, never for privacy noise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def key_of(seed, replicate, silo, round):  # type: ignore[no-untyped-def]
     seed : int
         Seed of the experiment, in [0, 2^63).
     replicate, silo, round : int
-        Coordinates of the stream; 0 for one that it should not depend on.
+        Coordinates of the stream; 0 for a coordinate on which the stream should not depend.
 
     Returns
     -------

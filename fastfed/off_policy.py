@@ -102,7 +102,7 @@ class _Log:
         if k < 1:
             raise InputError(f"policy must have a column for each action, got shape ({n}, 0)")
         sums = policy.sum(axis=1)
-        # Each probability that is written with four decimals may be off by half of the last one.
+        # A probability that is written with four decimals may be off by half of the last decimal.
         tolerance = min(5e-5 * k, _LARGEST_ROUNDING) + 1e-9
         if policy.min() < 0.0 or abs(sums - 1.0).max() > tolerance:
             invalid = policy.min() if policy.min() < 0.0 else sums[abs(sums - 1.0).argmax()]
@@ -185,7 +185,8 @@ def inverse_propensity(
         The logging policy's probability of the logged action, in (0, 1].
     policy : array_like, shape (n, K)
         The evaluated policy's probability of each action; rows sum to 1. If probabilities rounded
-        to four decimals make a sum differ from 1 by more than 1e-6, its row is divided by it.
+        to four decimals make a row's sum differ from 1 by more than 1e-6, the row is divided by its
+        sum.
     confidence : float
         Two-sided confidence level of the intervals.
     largest_reward : float, optional
@@ -206,9 +207,9 @@ def inverse_propensity(
 
     Notes
     -----
-    Source: Horvitz and Thompson 1952. ``bounded``: the mean of n independent numbers in [0, 1],
-    of mean p, exceeds (falls below) q with probability at most exp(-n kl(q, p)) (Hoeffding 1963,
-    Theorem 1).
+    Source: Horvitz and Thompson 1952. ``bounded``: the mean of n independent numbers in [0, 1] with
+    expectation p exceeds q > p (or falls below q < p) with probability at most exp(-n kl(q, p))
+    (Hoeffding 1963, Theorem 1).
     """
     log = _Log.of(actions, rewards, propensities, policy, confidence)
     log.check_overlap()

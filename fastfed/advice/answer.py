@@ -377,7 +377,7 @@ def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
 
 
 def unequal_text(records_per_silo: Sequence[int], horizon: int) -> str:
-    """Return a note: silos hold unequal numbers of records, and how this affects the results."""
+    """Return a note that silos hold unequal numbers of records, with the effect on the results."""
     return (
         f"silos hold from {min(records_per_silo)} to {max(records_per_silo)} records, and each is "
         f"simulated for {horizon} rounds: a silo with more records gains less by sharing than "

@@ -237,25 +237,25 @@ def plan(
 
 def _trusts(trust: str | Sequence[str] | None, arms: bool, protects: str) -> list[str]:
     """Return the requested trust models, checked, in the order of ``TRUST``."""
-    able = [
+    allowed = [
         name
         for name in TRUST
         if (name in TRUST_WITH_REWARDS_ONLY if protects == "reward" else name != USER_BIT)
         and not (arms and name in TRUST_WITHOUT_ARMS)
     ]
-    requested = able if trust is None else [trust] if isinstance(trust, str) else list(trust)
+    requested = allowed if trust is None else [trust] if isinstance(trust, str) else list(trust)
     for name in requested:
         choice("trust", name, list(TRUST))
-        if name in able:
+        if name in allowed:
             continue
-        text = f"trust must be one of {', '.join(able)}"
+        text = f"trust must be one of {', '.join(allowed)}"
         if arms and name in TRUST_WITHOUT_ARMS:
             raise InputError(
                 f'{text} for arms, got "{name}": its protocols have no account for arms'
             )
         raise InputError(f'{text} where protects is "{protects}", got "{name}"')
     if not requested:
-        raise InputError(f"trust must name at least one of {', '.join(able)}")
+        raise InputError(f"trust must name at least one of {', '.join(allowed)}")
     return [name for name in TRUST if name in requested]
 
 
@@ -387,7 +387,8 @@ class _Search:
         """Simulate one stage of the search, with ``share`` of the time budget.
 
         If silos are alike and the time does not suffice for all rounds, a stage before the last has
-        two parts: all contenders over few rounds, then the best of each trust model over more.
+        two parts: all contenders over few rounds, then the best of each trust model over more
+        rounds.
         """
         halving = self.halving
         replicates, fewest = REPLICATES[name]
@@ -431,7 +432,7 @@ class _Search:
         self.stage("screened", [Contender.of(candidate) for candidate in to_simulate], SCREENED)
 
     def refine(self) -> None:
-        """Simulate the best few of each trust model, and variants of the best in one setting."""
+        """Simulate the best few candidates of each trust model, and variants of them."""
         to_simulate: list[Choice] = []
         for trust in self.trust_models:
             ranked = self.ranked(trust)
@@ -439,17 +440,18 @@ class _Search:
             to_simulate += ranked[:REFINED_PER_TRUST] + self.add(
                 trust, neighbours(self.question, best)
             )
-            rankings = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
+            sieve_variants = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
             # The best batches may depend on the sieve, so try the smallest m' with the next best
             # candidates too.
             smallest_sieve = SIEVES[-1]
             for other in ranked[1:REFINED_PER_TRUST]:
-                rankings += [other.with_sieve(smallest_sieve)] if self.question.sieves else []
+                if self.question.sieves:
+                    sieve_variants.append(other.with_sieve(smallest_sieve))
                 to_simulate += self.add(
                     trust, greedier_recipes(self.question, other, (smallest_sieve,))
                 )
-            self.candidates[trust] += rankings
-            to_simulate += rankings
+            self.candidates[trust] += sieve_variants
+            to_simulate += sieve_variants
         self.stage("refined", [Contender.of(candidate) for candidate in to_simulate], REFINED)
 
     def finish(self) -> None:
@@ -557,7 +559,7 @@ class _Search:
         return privacy_text(system.certificate.to_builtins()).short
 
     def row(self, candidate: Choice) -> Candidate:
-        """Return a candidate as it stands in the answer, with its regret and certificate."""
+        """Return the entry of a candidate in the answer, with its regret and its guarantee."""
         certificate, plan, bound = candidate.system.certificate, candidate.plan, candidate.bound
         assert certificate.exact is not None
         bits = plan.bits_up_of(plan.releases) + plan.bits_down_of(plan.releases)

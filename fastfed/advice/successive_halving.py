@@ -92,8 +92,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         assert q == 1.0
         return plan
     if node is not None and not (plan.encoding is not None and bits and q == 1.0):
-        # Draw one noise vector instead of the sum of all: it has the same distribution, for bits
-        # nearly.
+        # Draw one noise vector instead of the sum of all vectors: it has the same distribution, or
+        # nearly the same for bits.
         std = node.times(math.sqrt(noise_count(plan)) / q)
         release, factor = plan.release, plan.factor
         if plan.protocol.flat and plan.encoding is not None:
@@ -123,8 +123,8 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
         offset=r.offset / math.sqrt(q),
         log_lambda=r.log_lambda / q,
     )
-    # Scaled Gaussian rewards are not clipped, because clipping would change their mean. Centring
-    # stays.
+    # Scaled Gaussian rewards are not clipped, because clipping would change their mean. They are
+    # still centred.
     clip = plan.clip
     centred = clip is not None and (clip.constant > 0.0 or clip.centre > 0.0)
     if plan.flips:
@@ -171,7 +171,8 @@ def release_cost(plan: Plan) -> float:
 
 # ---- Short simulations of many plans over the same contexts --------------------------------------
 
-#: Number of checkpoints of a run. Its final pace, regret per round, is that of the last quarter.
+#: Number of checkpoints of a run. The final pace of regret, in regret per round, is measured over
+#: the last quarter of the simulated checkpoints.
 CHECKPOINTS = 64
 #: At least max(MIN_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
 #: cover all directions and learning is far too slow. MAX_REPLICATES limits replicates of a stage.
@@ -180,7 +181,7 @@ MIN_SILOS, MAX_REPLICATES = 4, 32
 MIN_GROUP_SYSTEMS = 4
 #: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
 MIN_EXACT_REPLICATES = 4
-#: Factor on the time of a round for systems with local rounds, in which silos learn at once.
+#: Factor on the time of a round for systems with local rounds, in which silos learn immediately.
 LOCAL_ROUND_FACTOR = 2.0
 #: A stage that does not fit into its time simulates at least this share of the rounds, and at least
 #: this number of rounds.
@@ -216,7 +217,7 @@ class Contender:
 
     @property
     def kind(self) -> tuple[bool, float | None, float | None]:
-        """Properties that determine the environment; contenders that agree on them share one."""
+        """Properties that determine the environment; contenders of one kind share it."""
         return self.federated, self.intercept, self.bit_std
 
     def environment(self, environment: Environment, times: float) -> Environment:
@@ -438,20 +439,24 @@ def _parts(group: list[int], count: int) -> list[list[int]]:
 
 
 def _extended(
-    curve: np.ndarray, marks: np.ndarray, at: int, horizon: int, since: int | None = None
+    curve: np.ndarray, marks: np.ndarray, last_index: int, horizon: int, since: int | None = None
 ) -> float:
-    """Return the regret at the horizon, extrapolated from a curve up to checkpoint ``at``.
+    """Return the regret at the horizon, extrapolated from a curve up to a checkpoint.
 
-    ``curve`` (C,) is the regret at the rounds ``marks`` (C,). By default, regret continues at its
-    final pace. The pace of a learner decreases, so this overestimates regret. With ``since``, the
-    pace decreases further, as a power of the round with exponent in [-1, 0]. The exponent is fitted
-    to the last three quarters of the rounds, or to the rounds after ``since`` if there are fewer.
+    ``curve`` (C,) is the regret at the rounds ``marks`` (C,), known up to index ``last_index``. By
+    default, regret continues at its final pace. The pace of a learner decreases, so this
+    overestimates regret. With ``since``, the pace decreases further, as a power of the round with
+    exponent in [-1, 0]. The exponent is fitted to the last three quarters of the rounds, or to the
+    rounds after ``since`` if there are fewer.
     """
-    if at == len(marks) - 1:
+    if last_index == len(marks) - 1:
         return float(curve[-1])
-    last, last_regret = int(marks[at]), float(curve[at])
+    last, last_regret = int(marks[last_index]), float(curve[last_index])
     if since is not None and 2 * since <= last:
-        rounds, regret = np.append(0, marks[: at + 1]), np.append(0.0, curve[: at + 1])
+        rounds, regret = (
+            np.append(0, marks[: last_index + 1]),
+            np.append(0.0, curve[: last_index + 1]),
+        )
         start = max(since, last / 4.0)
         middle = math.sqrt(start * last)
         start_regret, middle_regret = np.interp([start, middle], rounds, regret)
@@ -469,9 +474,9 @@ def _extended(
             if exponent < 1.0:
                 log_growth = math.expm1((1.0 - exponent) * log_growth) / (1.0 - exponent)
             return float(last_regret + pace * last * log_growth)
-    start_at = min(3 * at // 4, at - 1)
+    first_index = min(3 * last_index // 4, last_index - 1)
     start_regret, start_round = (
-        (0.0, 0) if start_at < 0 else (float(curve[start_at]), int(marks[start_at]))
+        (0.0, 0) if first_index < 0 else (float(curve[first_index]), int(marks[first_index]))
     )
     return float(
         last_regret + (last_regret - start_regret) / (last - start_round) * (horizon - last)
@@ -492,7 +497,7 @@ def within_error(difference: tuple[float, float]) -> bool:
 #: The search for a break-even point multiplies by SEARCH_FACTOR up to MAX_SEARCH_STEPS times, then
 #: bisects BISECTIONS times.
 SEARCH_FACTOR, MAX_SEARCH_STEPS, BISECTIONS = 4.0, 6, 2
-#: Usual number of multiplications, by which the time is planned.
+#: Number of multiplications that is assumed when the time is divided among simulations.
 USUAL_SEARCH_STEPS = 3
 #: Fewest and most replicates of each simulation in this search.
 MIN_SEARCH_REPLICATES, MAX_SEARCH_REPLICATES = 3, 16
@@ -508,15 +513,16 @@ def break_even(
     """Return the least epsilon and the least number of silos at which sharing helps.
 
     Sharing helps if ``best`` has less regret than ``local_regret``, the regret of the local
-    baseline. Each value is for all else equal, and accurate to a factor of about 1.4. It is None if
-    4096 times the value in the question does not suffice. Protocol, release, variant and growing
-    batches stay as in ``best``. With batches of equal size, an eighth of this size is tried too.
+    baseline. Each of the two values assumes that all else is equal. It is accurate to a factor of
+    about 1.4, and None if 4096 times the value in the question does not suffice. Protocol, release,
+    variant and growing batches stay as in ``best``. With batches of equal size, an eighth of this
+    size is tried too.
     """
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    # The time is for two searches. Their simulations can afford this number of simulated silos,
-    # added up over replicates.
+    # The time is for two searches of several simulations. One simulation can afford this number of
+    # silos, added up over replicates.
     affordable_silos = seconds / (2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost)
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
@@ -545,7 +551,7 @@ def break_even(
         if not contenders:
             return False
         final_regrets = search.finals(contenders, Size(simulated_silos, rounds, replicates))
-        # The mean of few replicates is often lucky: one standard error is added.
+        # The mean of few replicates is often low by chance, so one standard error is added.
         return any(sum(mean_and_stderr(column)) < local_regret for column in final_regrets.T)
 
     epsilon = _least(question.epsilon, lambda e: helps(replace(question, epsilon=e)))

@@ -29,7 +29,7 @@ from fastfed.simulation.systems import ALGORITHMS
 # All have exactly calibrated noise, lazy updates and the direct radius. Trust models are never
 # mixed.
 
-#: For each trust model: who is trusted, and the (protocol, release) for which this is enough trust.
+#: For each trust model: who is trusted, and the pairs (protocol, release) that need no more trust.
 TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "user-bit": (
         "each user's device sends one random bit of the reward: nobody is trusted, and delta is 0",
@@ -64,7 +64,7 @@ TRUST: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     ),
 }
 
-#: Trust models whose protocols take no arms (docs/arms.md).
+#: Trust models whose protocols do not support arms (docs/arms.md).
 TRUST_WITHOUT_ARMS = ("shuffle", "secure-sum")
 #: Trust models with a protocol that protects rewards only, where contexts are public.
 TRUST_WITH_REWARDS_ONLY = ("user-bit", "silo-ldp", "central")
@@ -100,7 +100,7 @@ WHY_NO_LOCAL_ROUNDS = (
 
 
 def trusted_text(trust: str, silos: int, colluders: int | None) -> str:
-    """Return a text: who is trusted under a trust model, with the number of colluders."""
+    """Return a text about who is trusted under a trust model, with the number of colluders."""
     colluders_text = silos // 3 if colluders is None else colluders
     return TRUST[trust][0].format(colluders=colluders_text, silos=silos)
 
@@ -185,7 +185,7 @@ KAPPA = 8.0
 
 
 def most_variance(plan: Plan) -> float:
-    """Return the largest noise variance of a prefix sum, divided by that of one noise vector."""
+    """Return the largest noise variance of a prefix sum, for noise vectors of variance 1."""
     releases = plan.releases
     if plan.factor is not None:
         return float(plan.factor.variances.max())
@@ -202,8 +202,8 @@ def most_variance(plan: Plan) -> float:
 
 def protocol_and_release(protocol: str, release: str) -> str:
     """Return the name of a protocol and release, without the release if there is no choice."""
-    only = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
-    return protocol if only else f"{protocol}, {release}"
+    no_choice = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
+    return protocol if no_choice else f"{protocol}, {release}"
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ class Question:
         return keys | ({} if self.protects == "user" else {"protects": self.protects})
 
     def common(self) -> dict[str, Any]:
-        """Return the keys that all curves of the answer have, also the local baselines."""
+        """Return the keys that all curves of the answer have, including the local baselines."""
         multiplier = self.radius_multiplier
         return {"radius_multiplier": multiplier} if multiplier != 1.0 else {}
 
@@ -430,6 +430,7 @@ class Question:
             )
 
 
+#: Protocol, release, batches and variant from which a candidate is built.
 Recipe = tuple[str, str, Batches, Variant]
 #: The two releases with the least noise, each mapped to the other.
 OTHER_LOW_NOISE = {"factorised": "toeplitz", "toeplitz": "factorised"}
@@ -534,7 +535,7 @@ def greedier_recipes(
 def build_candidates(
     question: Question, trust: str, to_build: Iterable[Recipe]
 ) -> tuple[list[Choice], dict[str, str]]:
-    """Return the candidates that can be built from recipes, and for the others reasons by label."""
+    """Build candidates from recipes; return them, and why others cannot be built, by label."""
     candidates, failed = [], {}
     for protocol, release, batches, variant in to_build:
         try:

@@ -88,7 +88,7 @@ class Stopped(RunFailed):
 
 
 class LazyCommand(click.RichCommand):
-    """A command whose module is imported when it is called; before, it has only a line of help."""
+    """A command whose module is imported when it is called; until then it has one line of help."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name=name, help=summary)
@@ -116,7 +116,7 @@ class Group(click.RichGroup):
     """A group that suggests the nearest command if there is none of the given name."""
 
     #: Text that is added to the error message about an unknown command.
-    otherwise = ""
+    hint = ""
     #: Words that a user may know from other programs -> the command or option of this program.
     meant: ClassVar[dict[str, str]] = {}
 
@@ -134,7 +134,7 @@ class Group(click.RichGroup):
                 )
             raise click.UsageError(
                 f'unknown command "{args[0]}"{nearest(args[0], self.commands)} '
-                f"(`{ctx.command_path} --help` names all{self.otherwise})"
+                f"(`{ctx.command_path} --help` names all{self.hint})"
             )
         return super().resolve_command(ctx, args)
 

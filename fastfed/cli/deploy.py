@@ -72,8 +72,8 @@ def until_signal(process: Any, work: Callable[[threading.Event], None]) -> None:
         except BaseException as error:
             work_result.set_exception(error)
 
-    # Everything that is loaded now stays, so the garbage collector need not visit it again: a full
-    # collection would stop all answers for 40 ms.
+    # All objects that exist now are used until the end, so the garbage collector may skip them: a
+    # full collection would delay all answers by 40 ms.
     gc.freeze()
     threading.Thread(target=run, daemon=True).start()
     with _signals.noted() as signals:
@@ -187,10 +187,10 @@ def start_status_page(process: Any, port: int | None) -> dict[str, str]:
 
 
 def with_hub_options(command: Any) -> Any:
-    """Add the options with which a party connects to the hub to a command.
+    """Add to a command the options with which a party connects to the hub.
 
-    The command gets one argument ``exchange`` instead: a function that exchanges the messages of a
-    party with the hub until a signal arrives.
+    Instead of these options, the command gets one argument ``exchange``: a function that exchanges
+    the messages of a party with the hub until a signal arrives.
     """
 
     @wraps(command)
@@ -302,7 +302,7 @@ def silo(
             f"{folder} is not the folder of a silo: the hub runs by `fastfed serve`, the helper by "
             "`fastfed helper`"
         )
-    rehearsal = make_replay(process, replay) if replay else None
+    replayer = make_replay(process, replay) if replay else None
     if metrics not in (None, page):
         Metrics(process, metrics).start()
     addresses = start_status_page(process, page)
@@ -312,9 +312,9 @@ def silo(
         ).start()
     with Application(process, folder / folders.SOCKET) as application:
         threading.Thread(target=application.serve_forever, daemon=True).start()
-        if rehearsal is not None:
-            never = threading.Event()
-            threading.Thread(target=rehearsal.run, args=(never, say), daemon=True).start()
+        if replayer is not None:
+            never_set = threading.Event()
+            threading.Thread(target=replayer.run, args=(never_set, say), daemon=True).start()
         exchange(process, socket=str(folder / folders.SOCKET), **addresses)
 
 

@@ -344,7 +344,7 @@ def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Reso
 
 
 def elapsed_and_left(plan: Sequence[PlannedFigure], figures_done: int, elapsed: float) -> str:
-    """Return a text: the number of finished figures, the elapsed time and the time left."""
+    """Return a text with the number of finished figures, the elapsed time and the time left."""
     predicted_so_far = sum(p.seconds for p in plan[:figures_done])
     remaining = sum(p.seconds for p in plan[figures_done:])
     # If the figures took longer than predicted, the extra time was mostly for charts, and is about

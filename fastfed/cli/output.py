@@ -185,10 +185,10 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stan
 RESUMABLE_TEXT = "finished replicates are stored, and the same command continues"
 
 
-def stoppable(command: F, kept: str = "") -> F:
+def stoppable(command: F, note: str = "") -> F:
     """Wrap a command so that Ctrl-C and SIGTERM end it, even inside a function that the user wrote.
 
-    ``kept`` is added to the message; it states what is stored.
+    ``note`` is added to the message; it says what is stored.
     """
 
     @wraps(command)
@@ -196,7 +196,7 @@ def stoppable(command: F, kept: str = "") -> F:
         """Run the command so that signals stop it cleanly."""
         from fastfed import _signals
 
-        with _signals.stoppable(kept):
+        with _signals.stoppable(note):
             return command(*args, **others)
 
     return cast(F, watched)

@@ -271,7 +271,7 @@ def privacy(spec: Path, curve: str | None, settings: tuple[str, ...], as_json: b
 
 
 class SpecAsOption(click.RichCommand):
-    """A command whose error about a spec file as an argument names the option for it."""
+    """A command that names the right option if a spec file is passed as an argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; raise UsageError if the first is the name of a TOML file."""

@@ -206,7 +206,7 @@ def compare(a: Path, b: Path, as_json: bool) -> None:
     """Compare two output folders, curve by curve.
 
     Curves are matched by label. For each curve the command prints the final group regret in A and
-    B, and the difference B - A with its standard error. It also prints what differs of the privacy,
+    B, and the difference B - A with its standard error. It also prints differences in the privacy,
     the number of synchronisations, the bytes sent and the curve's keys. Runs over the same rounds
     are compared replicate by replicate. In folders with several experiments, experiments of the
     same name are compared.
@@ -331,7 +331,7 @@ def merge(parts: tuple[Path, ...], folder: Path) -> None:
 
 
 class _Spec(Group):
-    otherwise = "; `fastfed spec show FIGURE` prints the spec of a figure"
+    hint = "; `fastfed spec show FIGURE` prints the spec of a figure"
 
 
 @click.group(cls=_Spec)

@@ -297,7 +297,10 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> float:
-        """Return the squared sensitivity of all releases to one user, relative to one record's."""
+        """Return the squared sensitivity of all releases to one user.
+
+        The unit is the squared sensitivity of one batch to one record.
+        """
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)

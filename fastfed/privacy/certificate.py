@@ -268,7 +268,8 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
         -------
         dp_accounting.DpEvent
             A ``GaussianDpEvent`` with noise multiplier 1 / mu, or a ``NoOpDpEvent`` if nothing is
-            released. Relation "replace" is in mu: use the event as it is, and do not double it.
+            released. For relation "replace", mu already counts both records of a replacement: use
+            the event as it is, and do not double it.
 
         Raises
         ------
@@ -589,7 +590,7 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_mu(name: str, guarantee: Guarantee) -> None:
-    """Raise InputError if a guarantee that was read states less than the epsilon of its mu."""
+    """Raise InputError if a guarantee that was read has a smaller epsilon than its mu gives."""
     if not guarantee.mu:
         return
     # With delta = 0 no finite epsilon holds for Gaussian noise.

@@ -96,8 +96,8 @@ def _fields_of(data_class: type) -> tuple[_Field, ...]:
 def check_numbers(data: Any, where: str = "") -> None:
     """Refuse plain data with a value that does not fit its field.
 
-    Valid are integers from 0 to 2^53, floats whose square is in the range of float64,
-    float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
+    These values are valid: integers from 0 to 2^53, floats whose square is in the range of
+    float64, float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
     plain data is checked too.
 
     Parameters
@@ -146,8 +146,8 @@ def _is_usual(value: Any, field: _Field) -> bool:
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
     """Raise InputError for a field's value that does not fit; check each value of a tuple.
 
-    ``path`` is the field's place in the data, and ``name`` its last part. ``kind`` and ``depth``
-    are those of `_Field`.
+    ``path`` is the field's place in the data, and ``name`` its last part. `_Field` explains
+    ``kind`` and ``depth``.
     """
     if depth:
         if not isinstance(value, tuple):

@@ -216,7 +216,7 @@ def joint_sensitivity(
     if relation == "zero-out":
         squared = w_b + w_c  # |x y| = 1 and ||x x^T||_F = 1 at x = e_1, y = 1, where D is diagonal
     elif layout == DIAGONAL:
-        # Two different unit vectors: y^2 w_b + y'^2 w_b + 2 w_c. The same one: (y - y')^2 w_b.
+        # Different unit vectors: y^2 w_b + y'^2 w_b + 2 w_c. Equal ones: (y - y')^2 w_b.
         squared = max(2.0 * w_b + 2.0 * w_c, 4.0 * w_b)
     elif dimension == 1:
         squared = _replacement_line(w_b, w_c)
@@ -229,8 +229,8 @@ def _replacement(w_b: float, w_c: float) -> float:
     """Maximise w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
 
     Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum, and by the sign of x'
-    we may take y = y' = 1. Let r >= q be the norms and <x, x'> = -t. Then t >= 0 is the better
-    sign, t <= r q, and the objective is
+    we may take y = y' = 1. Let r >= q be the two norms of x and x', and <x, x'> = -t. Then t >= 0
+    is the better sign, t <= r q, and the objective is
         F = w_b (r^2 + q^2 + 2 t) + w_c (r^4 + q^4 - 2 t^2).
     For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, and
         F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2.
@@ -326,7 +326,7 @@ class Centred(msgspec.Struct, frozen=True):
     def joint(self, relation: str, layout: str, bias_std: float, covariance_std: float) -> float:
         """Compute the GDP mu of releasing the sums of x y and x x^T once, if one record changes.
 
-        The arguments are those of `centred_sensitivity`.
+        `centred_sensitivity` explains the arguments.
         """
         return centred_joint(
             relation,

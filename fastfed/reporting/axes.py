@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NO_MATPLOTLIB = 'plot needs matplotlib, which is not installed: pip install "fastfed[figures]"'
-#: Metrics of regret, each with the scale of the y axis in a spec's figure.
+#: Metrics of regret, each with its value of ``y`` in the [figure] of a spec.
 REGRETS = {
     "group_regret": "cumulative",
     "per_silo_regret": "per-silo",
@@ -141,7 +141,8 @@ def _new_axes() -> tuple[Figure, Axes]:
 def _styles(axes: Axes, results: Results) -> list[dict[str, Any]]:
     """Return colour and dashes of every curve, as in the report.
 
-    Styles have a fixed order. If the axes have lines already, the styles follow those of the lines.
+    Styles have a fixed order. If the axes already have lines, the order continues after the styles
+    of these lines.
     """
     colours = [c for line in axes.get_lines() if isinstance(c := line.get_color(), str)]
     private = [c for c in results.curves if is_private(c.certificate)][:1]
@@ -216,7 +217,7 @@ def _draw_counts(
 def _format_axes(axes: Axes, label: str, least: float = 0.0) -> None:
     """Set labels, limits and tick formats of axes of amounts against rounds.
 
-    A linear y axis begins at 0, or below ``least`` if that is negative.
+    A linear y axis begins at 0, or below ``least`` if ``least`` is negative.
     """
     axes.set(xlabel="round", ylabel=label)
     if axes.get_xscale() == "linear":

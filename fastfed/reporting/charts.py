@@ -137,13 +137,13 @@ class Charts:
     panels: Sequence[Panel]
     styles: Sequence[dict[str, Any]]  # of every curve
     regret: Sequence[Chart]  # regret against rounds, one for each panel
-    difference: Sequence[Chart]  # regret minus that of the baseline; empty without a baseline
+    difference: Sequence[Chart]  # regret minus the baseline's regret; empty without a baseline
     final: Sequence[Chart]  # regret at the last round; empty for too few or too many curves
     sent: Sequence[Chart]  # regret against bytes sent, one for each panel; empty if no curve sends
 
 
 def charts_of(source: Source) -> Charts:
-    """Return the charts of an experiment, without any chart if no replicate is finished."""
+    """Return the charts of an experiment; there are none if no replicate is finished."""
     shown = panels(source)
     styles = curve_styles(source.results.curves, shown)
     return Charts(
@@ -189,7 +189,7 @@ def _regret_chart(
     """Return the chart of regret against rounds of one panel.
 
     ``log`` names the logarithmic axes, ``limit`` is the height up to which bounds are drawn, and
-    ``texts`` are those of `legend_texts`.
+    ``texts`` is the result of `legend_texts`.
     """
     panel_source = replace(source, results=replace(source.results, curves=panel.curves))
     lines = [
@@ -295,7 +295,7 @@ def legend_entry(curve: CurveResult) -> str:
 def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
     """Merge the legend entries of curves that look the same in different panels.
 
-    Return the merged text by the entry of each curve; empty for a single panel.
+    Return a dict from the legend entry of each curve to the merged text; empty for a single panel.
     """
     if len(shown) == 1:
         return {}
@@ -319,11 +319,11 @@ def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
     return texts
 
 
-# ---- Regret minus that of the baseline -----------------------------------------------------------
+# ---- Regret minus the regret of the baseline -----------------------------------------------------
 
 
 def _difference_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
-    """Return a chart of paired differences to the baseline for each panel with such curves.
+    """Return a chart of paired differences for each panel with a curve that has a baseline.
 
     All charts have the same y axis.
     """
@@ -331,7 +331,7 @@ def _difference_charts(source: Source, shown: Sequence[Panel]) -> list[Chart]:
 
 
 def _difference_chart(source: Source, panel: Panel) -> Chart | None:
-    """Return the chart of regret minus the baseline's of a panel; None without a baseline."""
+    """Return one panel's chart of regret minus the baseline's regret; None without a baseline."""
     lines: list[Line] = []
     edges: list[np.ndarray] = []  # of bands
     ends: list[End] = []
@@ -358,8 +358,8 @@ def _difference_chart(source: Source, panel: Panel) -> Chart | None:
     # The axis contains 0 and all bands.
     low = min(0.0, *(float(edge.min()) for edge in edges))
     high = max(0.0, *(float(edge.max()) for edge in edges))
-    room = 0.05 * (high - low) or 1.0
-    y = Axis(f"{Y_LABELS[y_axis(source)]}, difference", low - room, high + room, amount_text)
+    margin = 0.05 * (high - low) or 1.0
+    y = Axis(f"{Y_LABELS[y_axis(source)]}, difference", low - margin, high + margin, amount_text)
     x = Axis("round", 0.0, last, spaced, whole=True)
     return Chart(panel.title, x, y, (*lines, zero), ends=tuple(ends))
 
@@ -394,10 +394,9 @@ def _sent_chart(source: Source, panel: Panel, log: bool) -> Chart:
     all_x = np.concatenate([line.x for line in lines])
     low, high = (float(all_x.min()), float(all_x.max())) if len(all_x) else (1.0, 10.0)
     # If all amounts are almost equal, a wider axis puts them in the middle.
-    room = (high / low) ** 0.05 if high > 1.2 * low else 3.0
-    x_axis = Axis(
-        "sent so far, up and down, all silos together", low / room, high * room, sent_text, log=True
-    )
+    factor = (high / low) ** 0.05 if high > 1.2 * low else 3.0
+    label = "sent so far, up and down, all silos together"
+    x_axis = Axis(label, low / factor, high * factor, sent_text, log=True)
     y = regret_axis(panel_source, lines, (), log=log, limit=np.inf)
     return Chart(panel.title, x_axis, y, tuple(lines))
 

@@ -3,12 +3,12 @@
 A claim has one of four kinds. ``below`` orders curves by final regret, ``near`` says that two
 curves have about equal regret, ``power`` says how regret grows with a number, and ``spread`` orders
 groups of curves by how much regret differs within the group. A claim is judged on differences, such
-as the regret of one curve minus that of the next. It holds if every difference is on the right side
-of zero (or within its bounds) by more than a margin. It fails if a difference is on the wrong side
-by more than this margin. Otherwise it is undecided. The margin is two standard errors, or more if
-there are few replicates (Student's quantile). Differences are paired, replicate by replicate, since
-curves of an experiment share their contexts. Regret is regret per silo if the figure draws regret
-per silo, and group regret otherwise.
+as the regret of one curve minus the regret of the next. The claim holds if every difference is on
+the right side of zero (or within its bounds) by more than a margin. It fails if a difference is on
+the wrong side by more than this margin. Otherwise it is undecided. The margin is two standard
+errors, or more if there are few replicates (Student's quantile). Differences are paired, replicate
+by replicate, since curves of an experiment share their contexts. Regret is regret per silo if the
+figure draws regret per silo, and group regret otherwise.
 
 A claim of a paper consists of two claims: that the plot is reproduced, which is judged on the
 differences, and that the guarantee holds, which means that every curve of the claim has the
@@ -188,7 +188,7 @@ def _check_why(value: Any) -> None:
 def _check_curves(key: str, curves: Any, labels: Sequence[str] | None) -> None:
     """Raise InputError unless ``curves`` is a list of labels that is valid for a kind of claim.
 
-    ``key`` is the kind, and ``labels`` are those of the curves, None if not known yet.
+    ``key`` is the kind. ``labels`` are the labels of all curves, None if not known yet.
     """
     expected = {"near": "two labels", "below": "two labels or more, the least regret first"}.get(
         key, "two labels or more"

@@ -36,7 +36,7 @@ LOWER, HIGHER, NONE, UNKNOWN = (
 
 @dataclass(frozen=True)
 class CurvePair:
-    """A curve of both experiments A and B, with B - A in final group regret: mean and its error."""
+    """A curve of both experiments, and the mean and error of B - A in final group regret."""
 
     a: CurveResult
     b: CurveResult
@@ -50,7 +50,7 @@ class CurvePair:
 
     @property
     def verdict(self) -> str:
-        """Return LOWER or HIGHER if B has that regret by more than two standard errors.
+        """Return LOWER or HIGHER if B has less or more regret, by more than two standard errors.
 
         Otherwise return NONE, or UNKNOWN without a standard error.
         """
@@ -94,7 +94,7 @@ class SpecDifference:
 class Comparison:
     """Comparison of two experiments, curve by curve.
 
-    ``unequal`` are the keys of SAME_ROUNDS that differ. If there are none, differences are paired.
+    ``unequal`` are the keys of SAME_ROUNDS that differ. If no key differs, differences are paired.
     """
 
     name: str

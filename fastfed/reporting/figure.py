@@ -295,13 +295,13 @@ class Source:
     def setting(self) -> str:
         """Return one line with the sizes of the problem: silos, rounds, dimension, batch size."""
         curves = self.results.curves
-        silos = _either(c.silos for c in curves)
+        silos = _distinct_text(c.silos for c in curves)
         parts = [
             f"M = {number_with_noun(silos or spaced(self.results.silos), 'silo')}",
             f"T = {number_with_noun(spaced(self.results.horizon), 'round')}",
         ]
         if curves:
-            parts.append(f"d = {_either(c.dimension for c in curves)}")
+            parts.append(f"d = {_distinct_text(c.dimension for c in curves)}")
         if self.batch_sizes:
             parts.append(f"B = {' | '.join(str(b) for b in self.batch_sizes)}")
         if self.radius_multipliers not in ((), (1.0,)):
@@ -345,7 +345,7 @@ def in_memory(results: Results) -> Source:
     return Source(results, (), (), {}, Effort(0.0, 0, ()))
 
 
-def _either(values: Iterable[int]) -> str:
+def _distinct_text(values: Iterable[int]) -> str:
     """Return the distinct values as text: "10 | 50 | 100"."""
     return " | ".join(spaced(v) for v in dict.fromkeys(values))
 
@@ -382,7 +382,7 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     folder : str or Path
         The output folder.
     replicates : int, optional
-        Use only the first replicates, this number of them; all by default.
+        Number of replicates to use, beginning with the first; all by default.
 
     Returns
     -------

@@ -283,7 +283,7 @@ def join(*content: str | Iterable[str]) -> Html:
     return Html("".join(parts))
 
 
-#: A guarantee as (epsilon, delta), which is not broken at the hyphen of 1e-06.
+#: The text of a guarantee (epsilon, delta). No line may break inside it, as at the hyphen of 1e-06.
 PAIR = re.compile(r"\([\d.e+-]+, [\d.e+-]+\)")
 
 

@@ -81,7 +81,10 @@ def anchor(name: str) -> str:
 
 
 def _section(name: str, source: Source) -> Html:
-    """Return the section of one experiment in the report of several; ``name`` is its folder's."""
+    """Return the section of one experiment in the report of several.
+
+    ``name`` is the name of the experiment's folder.
+    """
     target = anchor(name)
     title = element("h2", source.title, class_="title", id=f"{target}-title")
     return element(
@@ -256,7 +259,7 @@ def write_overview(
 ) -> tuple[Path, list[tables.Row]] | None:
     """Write a report of all experiments in the subfolders of a folder, and ``statements.json``.
 
-    Nothing is written if the folder itself holds an experiment, whose report is there.
+    Nothing is written if the folder itself holds an experiment: its report is in this place.
 
     Parameters
     ----------
@@ -288,7 +291,8 @@ def _write_overview(
 ) -> tuple[Path, list[tables.Row]] | None:
     """Write the report of all experiments as `write_overview` does, for sources already read.
 
-    ``sources`` are the sources by folder, and ``left_out`` the reasons why others are not read.
+    ``sources`` are the sources by folder. ``left_out`` are the reasons why other folders could not
+    be read.
     """
     if path in sources:
         return None

@@ -21,7 +21,7 @@ from fastfed.results.results import CurveResult
 
 #: Paul Tol's "bright" scheme, which suits any colour vision, with pale colours last.
 COLOURS = ("#4477AA", "#EE6677", "#228833", "#AA3377", "#66CCEE", "#CCBB44", "#BBBBBB")
-#: Dashes. The first len(COLOURS) curves have the first, the next curves the second, and so on.
+#: Dashes of lines. The first len(COLOURS) curves have DASHES[0], the next DASHES[1], and so on.
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 NOT_PRIVATE_COLOUR = "#000000"
 NOT_PRIVATE_DASHES = (
@@ -29,7 +29,7 @@ NOT_PRIVATE_DASHES = (
     *((0, (12, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 3)), (0, (12, 2, 3, 2))),
 )
 
-#: Largest numbers of curves in a panel and of panels. Of more curves only the best are drawn.
+#: Most curves in a panel, and most panels. If there are more curves, only the best are drawn.
 MAX_CURVES, MAX_PANELS = 8, 8
 MAX_DRAWN = MAX_CURVES * MAX_PANELS
 N_BEST = 7
@@ -67,7 +67,7 @@ class Panel:
 def split_label(label: str) -> tuple[str, dict[str, str]]:
     """Split a label such as "LDP, epsilon = 1.0" into ("LDP", {"epsilon": "1.0"}).
 
-    The first part is the label in the spec; a sweep over keys has added the others.
+    The first part is the label in the spec; a sweep over keys has added the other parts.
     """
     pairs: dict[str, str] = {}
     while match := _PAIR.fullmatch(label):
@@ -183,8 +183,8 @@ def least_regret(curves: Sequence[CurveResult]) -> tuple[CurveResult, ...]:
 def _facet(source: Source, keys: Sequence[dict[str, str]]) -> tuple[str, ...] | None:
     """Return the keys whose values divide the curves into panels.
 
-    They are those of ``figure.facet``, or else the key that gives the fewest panels. None means one
-    panel, or panels of ``MAX_CURVES`` consecutive curves if there are more curves.
+    They are the keys of ``figure.facet``, or else the key that gives the fewest panels. None means
+    one panel, or panels of at most ``MAX_CURVES`` consecutive curves if there are more curves.
     """
     if chosen := figure_keys(source, "facet"):
         return chosen
@@ -206,8 +206,8 @@ def _groups(
 ) -> list[tuple[str, Sequence[int]]]:
     """Return the title and the positions of the curves of each panel.
 
-    Curves without the keys of the facet are in every panel if there is room, otherwise in a
-    separate panel.
+    Curves without the keys of the facet are in every panel if no panel then has more than
+    ``MAX_CURVES`` curves. Otherwise they are in a separate panel.
     """
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []
@@ -237,7 +237,7 @@ def _groups(
 def _styles(
     source: Source, keys: Sequence[dict[str, str]], facet: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """Return colour and dashes of every curve; ``keys`` are those of `keys_of`.
+    """Return colour and dashes of every curve; ``keys`` is the result of `keys_of`.
 
     Curves that differ only in the keys of the facet are in different panels, and look the same.
     """
@@ -254,7 +254,7 @@ def _styles(
         name = "" if "label" in hidden and visible else base
         looks.append((name, is_private(curve.certificate), *visible))
     if not colour and not dash:
-        # Style the first curve of each look; the others of this look have the same style.
+        # Style the first curve of each look; all other curves of this look get the same style.
         first_by_look = {look: i for i, look in reversed(list(enumerate(looks)))}
         firsts = sorted(set(first_by_look.values()))
         first_styles = line_styles(tuple(curves[i] for i in firsts))
@@ -266,25 +266,26 @@ def _styles(
     if not colour:
         by_colour = [(look[0], *(str(p) for p in look[2:] if p[0] not in dash)) for look in looks]
     private = [is_private(c.certificate) for c in curves]
-    coloured = list(
-        dict.fromkeys(v for v, is_priv in zip(by_colour, private, strict=True) if is_priv or colour)
-    )
-    dashed = list(dict.fromkeys(by_dash))
+    # The distinct values, in order: the position of a value determines the colour or the dashes.
+    colour_values = list(dict.fromkeys(v for i, v in enumerate(by_colour) if private[i] or colour))
+    dash_values = list(dict.fromkeys(by_dash))
     styles = []
-    seen: dict[Any, list[Any]] = {}
+    looks_by_shade: dict[Any, list[Any]] = {}
     for i, look in enumerate(looks):
         black = not colour and not private[i]
         shade = (
-            NOT_PRIVATE_COLOUR if black else COLOURS[coloured.index(by_colour[i]) % len(COLOURS)]
+            NOT_PRIVATE_COLOUR
+            if black
+            else COLOURS[colour_values.index(by_colour[i]) % len(COLOURS)]
         )
         if dash and not (black and by_dash[i] == ("",) * len(dash)):
-            position = dashed.index(by_dash[i])
+            position = dash_values.index(by_dash[i])
         else:
-            # Different curves of one colour get different dashes.
-            earlier = seen.setdefault(shade, [])
-            if look not in earlier:
-                earlier.append(look)
-            position = earlier.index(look)
+            # Curves of one colour that look different get different dashes.
+            shade_looks = looks_by_shade.setdefault(shade, [])
+            if look not in shade_looks:
+                shade_looks.append(look)
+            position = shade_looks.index(look)
         dashes = NOT_PRIVATE_DASHES if black else DASHES
         styles.append({"color": shade, "linestyle": dashes[position % len(dashes)]})
     return styles

@@ -148,7 +148,7 @@ def _figure(
 ) -> Figure:
     """Return a figure with charts, title, small print and legend, laid out for a format.
 
-    The arguments are those of `render`. With ``tex`` the texts are converted to TeX.
+    `render` explains the other arguments. With ``tex`` the texts are converted to TeX.
     """
     from matplotlib.figure import Figure
 
@@ -211,7 +211,7 @@ def _figure(
     if title is not None:
         # Align the title with the axes, whose position is known only after the layout.
         title.set_x(all_axes[0].get_position().x0)
-    # Keep this layout for all kinds.
+    # Keep this layout for all kinds of files.
     figure.set_layout_engine("none")
     for axes, notes in zip(all_axes, names, strict=True):
         _spread_ends(axes, notes)
@@ -365,7 +365,7 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
 
 
 def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
-    """Move names apart that would overlap, after the layout of the axes."""
+    """Move apart names that would overlap, after the layout of the axes."""
     if not notes:
         return
     per_point = axes.figure.dpi / 72.0

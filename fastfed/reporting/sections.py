@@ -40,7 +40,7 @@ def certificates_text(
     certificates : iterable of (str, dict)
         The label of each curve, and its stored certificate.
     about_records : sequence of str
-        Notes on what no certificate covers, which come first.
+        Notes on what no certificate covers. The text begins with them.
 
     Returns
     -------
@@ -65,9 +65,9 @@ def mark(word: str) -> Html:
 
 
 def certificate_section(curves: Sequence[CurveResult], names: Sequence[Html], level: int) -> Html:
-    """Return all certificates in a table and in full.
+    """Return the section of certificates: a table that compares them, then each one in full.
 
-    ``names`` are the labels of the curves as elements; ``level`` is the level of headings.
+    ``names`` are the labels of the curves as HTML elements; ``level`` is the level of headings.
     """
     conditions = _conditions(curves)
     side_by_side = table(
@@ -129,13 +129,13 @@ def _condition_row(text: str, curves: Sequence[CurveResult]) -> list[str | Html]
 
     ``curves`` are all curves that have conditions.
     """
-    sides: dict[bool, list[str]] = {True: [], False: []}
+    labels_by_holds: dict[bool, list[str]] = {True: [], False: []}
     for curve in curves:
         for condition in curve.certificate["conditions"]:
             if condition["text"] == text:
-                sides[bool(condition["holds"])].append(curve.label)
+                labels_by_holds[bool(condition["holds"])].append(curve.label)
     cells: list[str | Html] = [text]
-    for holds, labels in sides.items():
+    for holds, labels in labels_by_holds.items():
         names = "; ".join(labels[:MAX_NAMES])
         if len(labels) == len(curves):
             names = "all that have conditions"
@@ -257,13 +257,13 @@ def _as_sentence(note: str) -> str:
     return f"{note[0].upper()}{note[1:]}."
 
 
-def title_block(source: Source, tag: Html) -> Html:
-    """Return the title ``tag``, with the paper above it, and the setting and notes below it."""
+def title_block(source: Source, title: Html) -> Html:
+    """Return the element ``title`` with the paper above it, and the setting and notes below it."""
     paper = source.results.figure.get("paper")
     above = " · ".join(t for t in (paper, source.results.experiment) if t)
     return join(
         element("p", above, class_="above"),
-        tag,
+        title,
         element("p", f"{source.setting}, {source.replicates}", class_="quiet"),
         [element("p", note, class_="quiet") for note in source.notes],
         [element("p", note, class_="uncovered", role="note") for note in source.about_records],
@@ -413,8 +413,8 @@ def results_table(source: Source, names: Sequence[Html]) -> Html:
             row[:1] = [base, *(number_text(pairs.get(name, "-")) for name in keys)]
         headings[1:1] = keys
         numbers = [*range(1, len(keys) + 1), *(place + len(keys) for place in numbers)]
-        ends = [float(curve.mean[-1]) for curve in curves]
-        rows = [rows[i] for i in sorted(range(len(rows)), key=ends.__getitem__)]
+        final_regrets = [float(curve.mean[-1]) for curve in curves]
+        rows = [rows[i] for i in sorted(range(len(rows)), key=final_regrets.__getitem__)]
     remarks = text_table.remarks(source, speed=False, notes=False)
     for label, count, theorem, bound in synchronisation_bounds(source.results):
         theorem_text = f" ({theorem})" if theorem else ""
@@ -441,7 +441,10 @@ def _run(source: Source) -> Html:
         ("time", took),
         ("thread time", span(effort.thread_seconds)),
         ("simulated", f"{spaced(effort.agent_rounds)} agent-rounds"),
-        ("speed", f"{text_table.rate(_per(effort.agent_rounds, wall))} agent-rounds per second"),
+        (
+            "speed",
+            f"{text_table.rate(_per_second(effort.agent_rounds, wall))} agent-rounds per second",
+        ),
         ("seed", f"{source.identity['seed']}, replicates {_ranges(replicates)}"),
         ("fastfed", _distinct(run.fastfed for run in effort.runs)),
         ("Python", _distinct(run.python for run in effort.runs)),
@@ -461,7 +464,7 @@ def _distinct(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(values)) or "-"
 
 
-def _per(count: float, seconds: float) -> float | None:
+def _per_second(count: float, seconds: float) -> float | None:
     """Return count / seconds; None if no time was measured."""
     return count / seconds if seconds > 0 else None
 

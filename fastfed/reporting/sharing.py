@@ -10,18 +10,19 @@ from fastfed.reporting.text import plus_minus, shortfall
 from fastfed.results.paired import LOCAL_SYSTEM, Difference, baseline_differences, difference
 from fastfed.results.results import CurveResult, Results
 
-#: Largest number of curves that the sentence names.
+#: Largest number of curves that are all named in the sentence or in a note.
 NAMED = 8
-#: Number of curves that are named, of a group or by a note, if there are more than ``NAMED``.
+#: With more curves than ``NAMED``, the sentence names the curves of a group if it has at most this
+#: number of curves, and a note names this number of curves.
 FEW = 3
-#: Above this epsilon a guarantee changes odds by a factor of more than 22 000.
+#: Above this epsilon a guarantee lets odds change by a factor of more than 22 000.
 LARGE_EPSILON = 10.0
 #: Below this epsilon a guarantee is stronger than almost all in use. It may be a typing error.
 SMALL_EPSILON = 0.01
 #: The algorithm that plays uniformly random actions.
 CHANCE = "random"
-#: Verbs for a difference below, above and not distinguishable from zero, by whether the baseline
-#: are silos that share nothing.
+#: The subject of a clause, and its verbs for a difference below, above and not distinguishable from
+#: zero. The key is True if the baseline is a system whose silos share nothing.
 VERBS = {
     True: ("sharing", "pays for", "does not pay for", "is undecided for"),
     False: ("regret", "is lower for", "is higher for", "is undecided for"),
@@ -58,9 +59,9 @@ def sharing_sentence(results: Results) -> str:
 def _names(group: Sequence[Difference], of_all: str) -> str:
     """Return a text with the curves of a group and their differences.
 
-    If ``of_all`` is not empty and the group is not small, there are too many curves: the text has
-    their number and the range of their differences. ``of_all`` follows the number, such as
-    " of 20 curves".
+    ``of_all`` is empty, or such as " of 20 curves" if there are too many curves to name all. Then
+    the text for a group of more than ``FEW`` curves has their number, followed by ``of_all``, and
+    the range of their differences.
     """
     ordered = sorted(group, key=lambda pair: pair.mean)
     if of_all and len(group) > FEW:
@@ -91,8 +92,8 @@ def difference_cells(results: Results) -> list[str]:
 def notes_on_curves(results: Results) -> list[str]:
     """Return notes that readers of the results need, each about the curves that it names.
 
-    They are about curves without the privacy that they claim, with a large or tiny epsilon or a
-    large delta, or not better than random actions, and about unusual environments.
+    Notes are about curves without the privacy that they claim, curves with a large or tiny epsilon
+    or a large delta, curves not shown to be better than random actions, and unusual environments.
     """
     reasons: dict[str, list[str]] = {}
     large_deltas: dict[str, list[str]] = {}

@@ -55,10 +55,10 @@ def chart_svg(chart: Chart, label: str) -> Html:
     top = 8.0 + 1.3 * FONT_SIZE * len(title)
     bottom = height - 3.2 * FONT_SIZE
     names = [end_text(end) for end in chart.ends] if names_fit(chart) else []
-    name_room = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
+    name_width = max((_width(name, NAME_SIZE) for name in names), default=0.0) + NAME_DISTANCE + 4.0
     # Half of the text of the last tick may extend beyond the axis.
-    last = _width(ticks(chart.x, MAX_TICKS_X)[-1][1], FONT_SIZE) / 2.0
-    right = WIDTH - max(name_room if names else 0.0, last + 2.0, 14.0)
+    half_tick = _width(ticks(chart.x, MAX_TICKS_X)[-1][1], FONT_SIZE) / 2.0
+    right = WIDTH - max(name_width if names else 0.0, half_tick + 2.0, 14.0)
     x, y = _Scale(chart.x, left, right), _Scale(chart.y, bottom, top)
     inside = element(
         "svg",
@@ -86,7 +86,7 @@ def chart_svg(chart: Chart, label: str) -> Html:
     )  # fmt: skip
 
 
-#: Largest number of names that may take two lines; the thin lines to more of them would cross.
+#: Largest number of names of two lines. With more, the thin lines that lead to them would cross.
 MAX_WRAPPED = 4
 
 
@@ -95,8 +95,9 @@ def names_fit(chart: Chart) -> bool:
     names = [end_text(end) for end in chart.ends]
     if sum("\n" in name for name in names) > MAX_WRAPPED:
         return False
-    room = max((_width(name, NAME_SIZE) for name in names), default=math.inf) <= MAX_NAMES * WIDTH
-    return room and texts_fit(names, NAME_SIZE, _height(chart) - 5.0 * FONT_SIZE)
+    widest = max((_width(name, NAME_SIZE) for name in names), default=math.inf)
+    height = _height(chart) - 5.0 * FONT_SIZE
+    return widest <= MAX_NAMES * WIDTH and texts_fit(names, NAME_SIZE, height)
 
 
 def _height(chart: Chart) -> float:

@@ -48,14 +48,14 @@ HEADINGS = (
     "sent",
     "agent-rounds/s",
 )
-#: The column that is left out if no curve has a baseline, and the columns of speed and status.
+#: The column that is left out if no curve has a baseline, and the columns of status and speed.
 DIFFERENCE, STATUS, SPEED = (HEADINGS.index(h) for h in ("difference", "status", "agent-rounds/s"))
 #: Columns of numbers, which are aligned to the right.
 RIGHT = (1, 2, 3, 7, 8, 9)
 
 #: The columns by importance: on a narrow terminal the last ones are left out.
 BY_IMPORTANCE = (0, 1, 5, 6, 2, 3, 4, 8, 7, 9)
-#: Characters to which a label may be wrapped, and between two columns.
+#: Length of the shortest lines of a wrapped label, and of the gap between columns, in characters.
 SHORTEST_LABEL, GAP = 12, 3
 
 #: Units of bytes, the largest first.
@@ -111,16 +111,16 @@ def fitting_columns(rows: Sequence[tuple[str, ...]], width: int) -> list[int]:
     """
     used_indices = used_columns(rows)
     needed_widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
-    # As wide as a third of the table, a label is rarely wrapped.
+    # A label that may take a third of the width of the table is rarely wrapped.
     needed_widths[0] = min(needed_widths[0], max(SHORTEST_LABEL, width // 3))
     chosen = [0, 1]
     if needed_widths[0] + needed_widths[1] + 2 * GAP > width:
         needed_widths[0] = SHORTEST_LABEL
-    taken = sum(needed_widths[i] + GAP for i in chosen)
+    chosen_width = sum(needed_widths[i] + GAP for i in chosen)
     for i in BY_IMPORTANCE[2:]:
-        if i in used_indices and taken + needed_widths[i] + GAP <= width:
+        if i in used_indices and chosen_width + needed_widths[i] + GAP <= width:
             chosen.append(i)
-            taken += needed_widths[i] + GAP
+            chosen_width += needed_widths[i] + GAP
     return sorted(chosen)
 
 
@@ -312,7 +312,7 @@ def rate(per_second: float | None) -> str:
 
 
 def times(count: float) -> str:
-    """Format a mean count: a whole number if all replicates agree, else such as 12.4 or 0.043."""
+    """Format a mean count: as a whole number if all replicates agree, else like 12.4 or 0.043."""
     return str(count) if isinstance(count, int) else fixed(count, max(1, 1 - magnitude(count)))
 
 

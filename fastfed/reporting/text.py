@@ -272,7 +272,7 @@ def is_private(certificate: dict[str, Any]) -> bool:
 
 
 def shortfall(certificate: dict[str, Any]) -> str:
-    """Return a clause, to follow the label of the curve, if a claim of privacy does not hold.
+    """Return a clause about a claim of privacy that does not hold, to follow the curve's label.
 
     Return "" if nothing is claimed, or if the exact guarantee is proven and within the claim.
     """
@@ -308,8 +308,8 @@ def span(seconds: float) -> str:
     if seconds < 59.5:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     total = math.floor(seconds + 0.5)
-    hours, minutes, rest = (total // 3600, total // 60 % 60, total % 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    hours, minutes, seconds_left = (total // 3600, total // 60 % 60, total % 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds_left} s"
 
 
 # ---- Numbers -------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def ruled(
 ) -> Table:
     """Return a table with a rule below its headings; columns ``right`` are aligned to the right.
 
-    Only the columns ``wrapped`` may be wrapped, by default those that are not on the right.
+    Only the columns ``wrapped`` may be wrapped, by default all that are not aligned to the right.
     """
     # Cells are Text, not markup, since labels may contain brackets.
     table = Table(

@@ -81,12 +81,12 @@ def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float
 
 
 def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = COIN_P) -> float:
-    """Compute delta at epsilon of binomial noise that hides a shift: of X against X + shift.
+    """Compute delta at epsilon of binomial noise X that hides a shift: X against X + shift.
 
     X ~ Bin(trials, p), with trials >= 0 and 0 < p < 1. The shift is an integer of either sign, and
     epsilon >= 0. The result is the larger hockey-stick divergence of the two directions. It
-    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact.
-    Above, p must be 1/4, and it is the proven upper bound of `VectorSumAccount`.
+    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact. For
+    more trials, p must be 1/4, and the result is the proven upper bound of `VectorSumAccount`.
     """
     trials = integer("trials", trials, at_least=0)
     shift = abs(integer("shift", shift))
@@ -178,12 +178,12 @@ _NO_WINDOW = Steps(math.inf, math.inf, math.inf)
 class Probits:
     """The probit scale x(k) = Phi^-1(P(X <= k)) of X ~ Bin(trials, 1/4), and bounds on its steps.
 
-    Up to TABLE_TRIALS, the bounds are computed from all probabilities, above by closed forms. The
-    proof below ("a proven bound for vector sums") uses them.
+    Up to TABLE_TRIALS trials, the bounds are computed from all probabilities. For more trials they
+    are closed forms. The proof below ("a proven bound for vector sums") uses the bounds.
     """
 
     def __init__(self, trials: int) -> None:
-        """Tabulate the probit scale of Bin(trials, 1/4) if there are at most `TABLE_TRIALS`."""
+        """Tabulate the probit scale of Bin(trials, 1/4) if trials <= `TABLE_TRIALS`."""
         self.trials = trials
         self._table = 0 < trials <= TABLE_TRIALS
         if self._table:
@@ -196,7 +196,7 @@ class Probits:
         first, mass, _ = masses(self.trials)
         lower_tail = np.cumsum(mass)
         upper_tail = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
-        # If a tail is below 1e-290, neither side is accurate. No window is ever that wide.
+        # Where a tail is below 1e-290, neither tail gives an accurate probit. No window is so wide.
         in_table = (lower_tail > 1e-290) & (upper_tail > 1e-290)
         self._first = first + int(np.argmax(in_table))
         self._below, self._above, mass = lower_tail[in_table], upper_tail[in_table], mass[in_table]
@@ -257,8 +257,8 @@ class Probits:
         if not 0.0 < tail < 0.5 or self.trials < TABLE_TRIALS:
             return _NO_WINDOW
         s, z = math.sqrt(n * p * q), -float(ndtri(tail))  # the std of X, and a normal quantile
-        # By (Z) and H'' = 1/(t (1 - t)): P(X <= n p - u) <= tail from u = z s + 1 on, and
-        # P(X > n p + u) <= tail from u = z s + z^2 on.
+        # By (Z) and H'' = 1/(t (1 - t)): P(X <= n p - u) <= tail for u >= z s + 1, and
+        # P(X > n p + u) <= tail for u >= z s + z^2.
         a = n * p - z * s - largest - 2.0
         b = n * p + z * s + z * z + largest + 2.0
         if a <= 1.0 or b >= n / 2.0:
@@ -303,7 +303,7 @@ class Probits:
 # 2. r is smaller than r' in the likelihood ratio order, and X has a log-concave mass function. So
 # X + r is smaller than X + r' in that order, and the best tests compare the outcome with a
 # threshold k (Neyman-Pearson). Hence f is the convex polygon with corners (1 - F(u), F(u - t)), u =
-# k - w. A convex function that is below f at the corners is below f.
+# k - w. A convex function that is below f at the corners is below f everywhere.
 # 3. Let x(u) = Phi^-1 F(u), and let [a, b] be integers with F(a + V) <= tail and
 # 1 - F(b - V) <= tail, V an integer >= t. If x(u) - x(u - t) <= m whenever u - t >= a and u <= b,
 # then f >= f_m. Here f_m is the trade-off function of G_m with probability 1 - tail and of full
@@ -324,7 +324,7 @@ class Probits:
 # whose bend is counted twice. Therefore x(u) - x(u - t) <= min(slope t, mean t + bend), and
 # <= mean t if u and t are integers.
 # 5. In node j the coordinates are independent: f is at least the product of their f_m, and
-# G_m x G_m' = G_hypot(m, m'). By Cauchy-Schwarz, hypot over i is at most
+# G_m x G_m' = G_hypot(m, m'). By Cauchy-Schwarz, the hypot of the m of all coordinates is at most
 #     mu_j = min(slope S_j, mean S_j + bend sqrt(s)),   with V = ceil(S_j).
 # So rounding costs nothing but bend, which decreases like 1/N: rounding is noise too. (Coupling the
 # rounding of both worlds instead would add sqrt(s) to S_j.)
@@ -387,7 +387,7 @@ def node_mu(
 ) -> float:
     """Compute the GDP parameter mu_j of one node (steps 3 to 5 of the proof above).
 
-    It is infinite if none is proven.
+    It is infinite if no mu_j is proven.
 
     Parameters
     ----------
@@ -419,9 +419,9 @@ def changing(norm: float, coordinates: int, integers: bool) -> int:
 
 
 def tail_of(total: float, count: int) -> float:
-    """Return the probability of each of ``count`` independent events if that of any is ``total``.
+    """Return the probability t of each of ``count`` independent events of equal probability.
 
-    It is t with 1 - (1 - t)^count = total.
+    ``total`` is the probability that at least one event occurs: 1 - (1 - t)^count = total.
     """
     return -math.expm1(math.log1p(-total) / count)
 
@@ -448,7 +448,7 @@ def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
 def probits_of(trials: int) -> Probits:
     """Return the probit scale of Bin(trials, 1/4).
 
-    The last few are cached, because a calibration and its account need the same one.
+    The last few results are cached, because a calibration and its account need the same result.
     """
     return Probits(trials)
 
@@ -641,7 +641,7 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
         return _hockey_stick(mass, loss, epsilon)
     # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
     # masses dropped, so the result can only be too small. An infinite loss means that the output is
-    # possible for the first record only, which discloses it.
+    # possible for the first record only, which discloses this record.
     finite = [
         (m[counts], x[counts]) for m, x in losses for counts in [np.isfinite(x) & (m > 1e-18)]
     ]
@@ -716,8 +716,8 @@ def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray
 #     y = sqrt(n ln(1 / tail) / 2),    a <= n/2 - y - V an integer, a >= 1 and a <= n/2 - 2.
 #
 # Distinguishing S from S + t, in either direction, is at least as hard as distinguishing N(0, 1)
-# from N(t / (a / sqrt(n)), 1) if everything is disclosed with probability ``tail``. So S hides a
-# shift as well as Gaussian noise of standard deviation
+# from N(t / (a / sqrt(n)), 1) when, in addition, everything is disclosed with probability ``tail``.
+# So, except with this probability, S hides a shift as well as Gaussian noise of standard deviation
 #
 #     a / sqrt(n) = sqrt(n)/2 - sqrt(ln(1 / tail) / 2) - V / sqrt(n),    rounded down,
 #

@@ -303,7 +303,7 @@ def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
 def rho_of_bounded_range(eta: float) -> float:
     """Compute rho = eta^2 / 8 of a mechanism whose privacy losses have a range of at most eta.
 
-    The exponential mechanism is one. Source: Cesar & Rogers 2021.
+    The exponential mechanism has such losses. Source: Cesar & Rogers 2021.
     """
     return number("eta", eta, at_least=0) ** 2 / 8.0
 
@@ -416,8 +416,9 @@ def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -
     -----
     If one record is (e, d)-private, then k records are
     (k e, d (1 + exp(e) + ... + exp((k - 1) e)))-private, and (k e, 0)-private if d = 0: replace one
-    record after the other. The d of one record is chosen from a logarithmic grid below delta / k
-    that gives the least epsilon. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma 2.2.
+    record after the other. The d of one record is the value that gives the least epsilon, on a
+    logarithmic grid below delta / k. Source: Dwork & Roth 2014, Theorem 2.2; Vadhan 2017, Lemma
+    2.2.
     """
     k = integer("members", members, at_least=1)
     delta = number("delta", delta, at_least=0, below=1)
@@ -445,8 +446,8 @@ def group_epsilon(exact: Callable[[float], float], members: int, delta: float) -
 # ---- Random sampling: a secret coin for each user ------------------------------------------------
 #
 # A user's record enters a Gaussian release with probability p, decided by a coin that nobody
-# outside the user's silo sees. So there are three cases: the record, the record that replaces it,
-# or (most often, if p is small) no record. Proofs: docs/own-rounds.md.
+# outside the user's silo sees. So the release contains the record, the record that replaces it, or
+# (most often, if p is small) neither. Proofs: docs/own-rounds.md.
 
 # Bounds on delta are increased by this relative amount, far above rounding errors (1e-11).
 _SAMPLING_MARGIN = 1e-10

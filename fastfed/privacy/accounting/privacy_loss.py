@@ -21,15 +21,16 @@ from fastfed._validate import InputError, choice, integer, number, show
 # "randomized-response": L = e with probability 1/(1 + e^-e), else -e. It dominates every
 # (e, 0)-private mechanism (Kairouz, Oh & Viswanath 2015).
 # "bounded-range": on two neighbours, the losses of a mechanism of range e are in some [t - e, t],
-# 0 <= t <= e. Under Q the ratio Y = e^L has mean 1, and (Y - a)_+ is convex, so its mean is at most
-# the mean for the distribution on the two ends. With s = e^t, k = e^-e and a between the ends this
-# is (1 + k a - a/s - k s)/(1 - k), which is largest at s = sqrt(a/k):
+# 0 <= t <= e. Under Q the ratio Y = e^L has mean 1, and (Y - a)_+ is convex, so (Y - a)_+ has the
+# largest mean if Y has only the two end values. With s = e^t, k = e^-e and a between the ends, this
+# mean is (1 + k a - a/s - k s)/(1 - k). As a function of s it is largest at s = sqrt(a/k):
 # H(a) = (1 - sqrt(k a))^2 / (1 - k) for k <= a <= 1/k. H is convex, equals 1 - a at k with slope
 # -1, and 0 at 1/k with slope 0. Hence it is the curve of a pair, and from H'' the density of L is
 # proportional to e^(L/2) on [-e, e]. Exchanging the datasets gives the same pair.
 # "laplace": noise of scale 1/e and shift 1 (a smaller shift is dominated, because the density is
 # log-concave): L = e with probability 1/2, -e with probability e^-e/2, and in between the density
-# is e^((L - e)/2)/4. So it is a mixture of the other two, of weights (1 + k)/2 and (1 - k)/2.
+# is e^((L - e)/2)/4. So this pair is a mixture of the first pair, with weight (1 + k)/2, and of the
+# second pair, with weight (1 - k)/2.
 # 2. Grid. A loss between two grid points is split over both so that its masses under P and under Q
 # are preserved ("connecting the dots", Doroshenko et al. 2022). H is then replaced by its
 # interpolation between grid points, which is an upper bound for a convex function, without drift.
@@ -58,11 +59,11 @@ _POINTS_PER_ROOT = 480.0
 _SMALLEST_GRID, _LARGEST_GRID = 2**14, 2**20
 # The grid step is at least the largest epsilon divided by this.
 _MAX_STEPS_PER_EPSILON = 2**18
-# Epsilons below the first are rounded up to it. If one is above the second, all are only added up.
-# So no exponential overflows.
+# An epsilon below _MIN_LOSS is rounded up to it. If an epsilon is above _MAX_LOSS, the result is
+# the sum of all epsilons. So no exponential overflows.
 _MIN_LOSS, _MAX_LOSS = 1e-100, 1e6
-# For more mechanisms, one grid cell would be much longer than the losses of one mechanism. Their
-# bound is the Renyi bound.
+# For more mechanisms than this, one grid cell would be much longer than the losses of one
+# mechanism. The result is then the Renyi bound.
 _MAX_TABULATED = 10**12
 
 
@@ -164,8 +165,8 @@ class _Sum:
         def bounds(theta: np.ndarray) -> np.ndarray:
             """Compute the bound of epsilon for each theta."""
             cumulant = self._cumulant(theta)
-            # Bound on its rounding error. For 10^15 mechanisms it exceeds the cumulant at small
-            # theta, where the bound would be far too small without it.
+            # A bound on the cumulant's rounding error. For 10^15 mechanisms it exceeds the cumulant
+            # at small theta, where the bound of epsilon would be far too small without it.
             error = 16.0 * _UNIT_ROUNDOFF * (np.abs(cumulant) + self.count + self.total + 64.0)
             result: np.ndarray = (cumulant + error + _log_peak(theta) - self.target) / theta
             return result

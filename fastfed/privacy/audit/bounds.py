@@ -1,9 +1,9 @@
 """Auditing: a lower bound on epsilon from runs of a mechanism on two neighbouring datasets.
 
 Let P and Q be the distributions of a mechanism's output on two neighbouring datasets, in either
-order. If it is (epsilon, delta)-private, then P(S) <= e^epsilon Q(S) + delta for every event S. So
-confidence bounds on the two probabilities of an event give a lower bound on epsilon, if the event
-was chosen before it was counted. An audit can detect a fault; it cannot prove privacy.
+order. If the mechanism is (epsilon, delta)-private, then P(S) <= e^epsilon Q(S) + delta for every
+event S. So confidence bounds on the two probabilities of an event give a lower bound on epsilon, if
+the event was chosen before it was counted. An audit can detect a fault; it cannot prove privacy.
 
 `audit` evaluates given runs. `audit_function` runs any function from data to its output.
 
@@ -32,8 +32,9 @@ CONFIDENCE = 0.95
 Runs = np.ndarray | Callable[[int], np.ndarray]
 
 _CANDIDATE_COUNT = 1000  # number of thresholds tried on the first half
-# The event is chosen by its bound at a tail this much smaller than the final one. Otherwise rare
-# events win by chance: the final bounds then scatter half as much again, with about the same mean.
+# The event is chosen by its bound at a tail smaller than the final tail by this factor. Otherwise
+# rare events win by chance: the final bounds then scatter 1.5 times as much, with about the same
+# mean.
 _CHOICE_TAIL = 1.0 / 500.0
 
 

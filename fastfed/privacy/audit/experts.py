@@ -54,8 +54,9 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
 
 # ---- sparse switching ---------------------------------------------------------------------------
 
-# Two experts, compared after every round. The first expert's loss stays below the threshold, until
-# two rounds in which all clients lose with both experts. Each of these two rounds causes a switch.
+# Two experts, compared after every round. The first expert's loss stays below the threshold until
+# the last two rounds, in which both experts have loss 1 at all clients. Each of these rounds causes
+# a switch.
 _QUIET_ROUNDS, _CLIENTS, _LEVEL = 10, 100, 1.5
 # Losses of the two experts in round 0, for the client whose loss is replaced; others have loss 0.
 _FIRST_LOSSES = ((0.0, 1.0), (1.0, 0.0))

@@ -27,7 +27,7 @@ from fastfed.privacy.mechanisms.winsorized import hadamard
 
 #: Number of doubles to test on either side of a quotient or difference, which may be off by one.
 _NEIGHBOURS = 4
-#: Number of draws of a sampler to test on either side of the one that its inverse gives.
+#: Number of draws of a sampler to test on either side of the draw that the sampler's inverse gives.
 _NEIGHBOUR_DRAWS = 8
 #: Number of entries tested at a time: after a few entries most candidates are excluded.
 _ENTRIES_AT_ONCE = 8
@@ -37,7 +37,7 @@ _MIN_STEP_ULPS = 16.0
 #: Largest number of candidates for which `grid_test` learns the grid of each candidate's releases.
 _FEW_CANDIDATES = 8
 
-#: image(released (e,), contributions (n, e), scales (e,)) -> (n, e): is there noise that gives it?
+#: image(released (e,), contributions (n, e), scales (e,)) -> (n, e): can noise give the release?
 Image = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 #: A test: release (e,) -> (n,), True for candidates that remain possible.
 Test = Callable[[np.ndarray], np.ndarray]
@@ -159,7 +159,8 @@ class Channel:
         Name of the release.
     contributions : ndarray (n, v, e)
         For each of n candidate records: the sums in each of e released entries, including
-        everything else that the attacker knows. There are v variants if they depend on a secret.
+        everything else that the attacker knows. There are v variants if the sums depend on a
+        secret.
     scales : ndarray (e,)
         The factors of the noise.
     send : callable
@@ -231,7 +232,7 @@ def rotated_mean_test(
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
         values = means[..., None] + scale * draws.near((approximate - means) / scale)
         is_close = np.abs(values - approximate[None, :, :, None]) <= tolerance
-        # If the outermost draws are near too, draws may be missing: exclude nothing then.
+        # If the outermost draws are close too, other close draws may be missing: exclude nothing.
         undecided = (is_close[..., 0] | is_close[..., -1]).any(axis=2)
         possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []
@@ -359,7 +360,7 @@ def sound_tests(
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
     """Return the tests that never excluded the true record, and the names of the other tests.
 
-    They are tried on ``trials`` releases of chosen records, which anyone can run who has the code.
+    Tests are tried on ``trials`` releases of chosen records, which anyone with the code can make.
     """
     known_releases = [
         (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)

@@ -55,7 +55,7 @@ Audit = Callable[[int, int], AuditResult]
 
 BUDGET = Budget(1.0, 0.01)
 RELEASES = 400  # number of releases of the tree
-STEPS = 40  # releases of Honaker's and Toeplitz noise, which are audited from all steps
+STEPS = 40  # number of releases with Honaker's or Toeplitz noise, all of which are audited
 
 _DIMENSION = 2  # a worst pair needs no more dimensions
 _RUNS_AT_ONCE = 1000  # number of runs in memory at a time
@@ -140,9 +140,9 @@ def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
 
 
 def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    """Return the inner product of each run's output with ``direction`` (n, s), (runs,).
+    """Return the inner products (runs,) of the runs' outputs with ``direction`` (n, s).
 
-    ``rows`` (n, runs * s) are those of `_side_by_side`.
+    ``rows`` (n, runs * s) is the result of `_side_by_side`.
     """
     n, s = direction.shape
     result: np.ndarray = np.einsum("nrs,ns->r", rows.reshape(n, -1, s), direction)
@@ -150,10 +150,10 @@ def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Return weights with which the sum of Gaussian outputs is the log likelihood ratio.
+    """Return weights for which the weighted sum of Gaussian outputs is the log likelihood ratio.
 
-    ``covariance`` is the covariance of the outputs. From output number ``changed`` on, counted from
-    1, the mean changes by the same amount; earlier ones do not change.
+    ``covariance`` is the covariance of the outputs. The means of output number ``changed``, counted
+    from 1, and of all later outputs change by the same amount; earlier means do not change.
     """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
@@ -225,7 +225,7 @@ def prefix_statistics(
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """Compute the log likelihood ratio of the two worlds from all released prefixes, (trials,).
+    """Compute the log likelihood ratio (trials,) of the two worlds from all released prefixes.
 
     The release is Honaker's tree or has Toeplitz noise.
     """
@@ -350,7 +350,7 @@ def _continual(name: str) -> tuple[str, Audit]:
 def _laplace(name: str, trials: int, seed: int) -> AuditResult:
     """Audit the Laplace mechanism on a number that is 0 or the sensitivity.
 
-    The statistic is the output itself, which the likelihood ratio increases with.
+    The statistic is the output itself: the likelihood ratio is an increasing function of it.
     """
     mechanism = Laplace(sensitivity=1.0, epsilon=1.0)
     draw = np.random.default_rng(check_seed(seed))
@@ -440,7 +440,7 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
 # One value moves from one end to the other. Other values are at both ends, so all costs change.
 _END_VALUES = (-1e3, 1e3)
 _OTHER_VALUES = np.repeat(_END_VALUES, 2)
-# Ratios that are equal up to rounding are made equal. Their last bits depend on the last bits of
+# Likelihood ratios are rounded to this number of digits. Their last bits depend on the last bits of
 # released numbers, which the claims (about real numbers) do not cover.
 _DIGITS = 9
 
@@ -542,7 +542,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         """Return the log-likelihood ratios of n private means of vectors in one world."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
-        # Replace the uniforms of the Laplace noise by those of `noise` times this noise.
+        # Change the uniforms so that they give Laplace noise multiplied by ``noise``.
         uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(values_by_world[world], flips, *u)

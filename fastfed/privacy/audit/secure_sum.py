@@ -49,7 +49,7 @@ def calibrated(colluders: int = COLLUDERS) -> SecureSum:
 
 
 def _leaves(mechanism: SecureSum, x: tuple[float, ...]) -> np.ndarray:
-    """Return encoded leaf sums (K, s), uint64, of known records, and of x in the first leaf."""
+    """Return encoded leaf sums (K, s), uint64: a known record per leaf, and x in the first leaf."""
     sums = np.zeros((mechanism.releases, mechanism.size))
     for leaf in sums:
         linalg.accumulate(leaf, np.full(_D, math.sqrt(0.5)), 1.0)
@@ -95,7 +95,7 @@ def _signed(values: np.ndarray) -> np.ndarray:
 def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
     """Compute a statistic (runs,) of transcripts: the log likelihood ratio of Gaussian noise.
 
-    ``sums`` are those of `transcripts`, and ``pair`` the records of the two worlds.
+    ``sums`` are the result of `transcripts`, and ``pair`` the records of the two worlds.
     """
     first, second = (_leaves(mechanism, x) for x in pair)
     change = [

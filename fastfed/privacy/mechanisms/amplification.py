@@ -44,7 +44,7 @@ _RETURNING = (
 # The inner delta of Lemma F.2 is chosen on a grid of this many points, then on finer grids around
 # the best point.
 _GRID_POINTS, _REFINEMENTS = 32, 3
-# Shares of delta that are tried as the limit of the inner delta's part of it.
+# Shares of delta that are tried: the inner delta may use at most this share of delta.
 _INNER_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
 
@@ -65,11 +65,12 @@ def amplified(
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
     under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma needs
-    (n epsilon0, delta0), with the same delta0, between any two datasets of n points. Let one record
-    change the sum by at most D. Classical noise of std D sqrt(2 ln(1.25/delta0)) / epsilon0 meets
-    this need for n epsilon0 <= 1; tighter noise does not. n >= 1 is the distance of two datasets in
-    units of D, and need not be an integer. inner_delta is a free parameter in (0, 1]. Where
-    e^{n epsilon0} would overflow, epsilon and delta are infinite.
+    a local mechanism that is (n epsilon0, delta0)-private, with the same delta0, between any two
+    datasets of n points. Let one record change the sum by at most D. Classical noise of std
+    D sqrt(2 ln(1.25/delta0)) / epsilon0 meets this need for n epsilon0 <= 1; tighter noise does
+    not. n >= 1 is the distance of two datasets in units of D, and need not be an integer.
+    inner_delta is a free parameter in (0, 1]. Where e^{n epsilon0} would overflow, epsilon and
+    delta are infinite.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
@@ -136,8 +137,8 @@ def amplified_std(
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
     """Compute noise_std / sensitivity of `amplified_std` for one inner delta.
 
-    ``n`` is its ``points`` and ``inner`` the inner delta. The result is infinite if Lemma F.2
-    proves nothing.
+    ``n`` is the argument ``points`` there, and ``inner`` the inner delta. The result is infinite if
+    Lemma F.2 proves nothing.
     """
     # Find the largest epsilon0 whose amplified epsilon is within the budget.
     high = min(_epsilon0_limit(silos, inner), 1.0) / n
@@ -338,10 +339,10 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon: the smaller one of silo-level LDP and of Lemma F.2.
+        """Compute the proven epsilon at ``delta``: the smaller one of silo-level LDP and Lemma F.2.
 
-        It is at ``delta``, by default the budget's delta. With returning > 1, the lemma does not
-        apply, and it is the epsilon of silo-level LDP.
+        Default: the budget's delta. With returning > 1, the lemma does not apply, and the result is
+        the epsilon of silo-level LDP.
         """
         relation = named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -387,7 +388,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a remark for the certificate: what proves epsilon, or a rule's open conditions."""
+        """Return a remark for the certificate: what proves epsilon, or what cannot be checked."""
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":
@@ -442,7 +443,7 @@ def calibrate_shuffled_tree(
         Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     returning : int
         The largest number of batches of one user, see `GaussianRelease`. Above 1 for "exact" only;
-        the noise is then that of silo-level LDP, because the lemma is about one record.
+        the noise is then calibrated for silo-level LDP, because the lemma is about one record.
 
     Returns
     -------

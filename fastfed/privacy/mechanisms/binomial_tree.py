@@ -244,7 +244,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
         """Compute the proven epsilon of all releases, at delta (default: the budget's).
 
-        Infinite if none is proven.
+        The result is infinite if no epsilon is proven.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
@@ -444,7 +444,7 @@ def _least_noise(
     All nodes together are proven to meet the budget. ``users`` and ``default_levels`` are the users
     and published encoding levels of a node of each level, and ``effects`` the `level_squares`. A
     share of delta is for the tails of the noise, the rest for the Gaussian part of the account. The
-    share is chosen so that the noise is smallest at one level.
+    share is chosen so that the noise is smallest at the level with the widest windows.
     """
     coordinates = coordinates_of(dimension)
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)

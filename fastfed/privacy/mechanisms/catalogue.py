@@ -292,7 +292,8 @@ SUMMARIES = {
 
 _NODE = "of each bias entry of one node, in the units of the sums"
 _USER_RECORD = "user: one context with its reward"
-#: For each built-in mechanism: the record in which neighbours differ, and what has noise_std.
+#: For each built-in mechanism: the record in which neighbours differ, and of what noise_std is the
+#: standard deviation.
 MEANINGS = {
     **dict.fromkeys(
         ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"),

@@ -217,8 +217,8 @@ class Exponential(msgspec.Struct, frozen=True):
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
         """Sample by the Gumbel-max trick, from n uniforms in (0, 1), and return the index.
 
-        The index has the same distribution as that of `choose`. Probabilities are never computed,
-        so candidates whose probability underflows keep their order.
+        The index has the same distribution as the index of `choose`. Probabilities are never
+        computed, so candidates whose probability underflows keep their order.
         """
         logs = self.log_probabilities(costs)
         u = array("uniforms", uniforms, shape=logs.shape)
@@ -257,9 +257,9 @@ def private_range(
     The candidates are ell = ceil(bound / radius) midpoints, -bound + (2k + 1) radius, which do not
     depend on the values. Each value is assigned to the nearest midpoint (the lower of two). Values
     out of range are assigned to the first or last midpoint, and values that are not finite count
-    as 0. A midpoint with b values below it and a above it has the cost max(a, b). It is chosen with
-    probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`. The time
-    is O(M log M), for any number of midpoints.
+    as 0. A midpoint with b values below it and a values above it has the cost max(a, b). A midpoint
+    is chosen with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at
+    `uniform`. The time is O(M log M), for any number of midpoints.
 
     Parameters
     ----------
@@ -427,9 +427,10 @@ def _seeded_range(
     target = u * ends[-1]
     segment = int(np.searchsorted(ends, target, side="left"))
     weight_before = float(ends[segment - 1]) if segment else 0.0
-    # Because of rounding, the place may be beyond the segment: then take its last bin.
-    place = min(int((target - weight_before) / weights[segment]), int(lengths[segment]) - 1)
-    middle = float(_midpoint(int(starts[segment]) + place, radius, bound))
+    # Because of rounding, the target may be beyond the segment: then take the segment's last bin.
+    bin_in_segment = int((target - weight_before) / weights[segment])
+    bin_in_segment = min(bin_in_segment, int(lengths[segment]) - 1)
+    middle = float(_midpoint(int(starts[segment]) + bin_in_segment, radius, bound))
     return middle - 2.0 * radius, middle + 2.0 * radius
 
 
@@ -438,11 +439,13 @@ def _exact_middle(
 ) -> float:
     """Choose the midpoint of `private_range` with exact probabilities, and return it.
 
-    The random bits are those of entry ``index`` of ``draw``.
+    The random bits come from entry ``index`` of ``draw``.
     """
     starts, lengths, costs = _cost_segments(x, radius, bound)
-    segment, place = exact.choose(costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index)
-    return float(_midpoint(int(starts[segment]) + place, radius, bound))
+    segment, bin_in_segment = exact.choose(
+        costs.astype(np.float64), 0.5 * epsilon, lengths, draw, index
+    )
+    return float(_midpoint(int(starts[segment]) + bin_in_segment, radius, bound))
 
 
 def seeded_mean(

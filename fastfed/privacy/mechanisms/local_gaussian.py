@@ -221,7 +221,7 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
             epsilon0 = _root(
                 lambda e: _exp_epsilon_minus_1(e, log_users, log_inner) - largest_growth, epsilon0
             )
-        # The delta0 with which the lemma uses the rest of delta.
+        # The delta0 for which the lemma needs exactly the rest of delta.
         log_delta0 = log_rest - _log_delta0_factor(epsilon0, log_users, log_inner)
         if log_delta0 < _SMALLEST:
             return 2, 0.0
@@ -285,7 +285,7 @@ def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -
 def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
     """Compute the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
 
-    ``delta`` and ``slack`` are one of `_delta_splits`.
+    ``delta`` and ``slack`` are one entry of the result of `_delta_splits`.
     """
     epsilon_per_batch = epsilon / count
     if slack > 0.0:
@@ -338,10 +338,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     -----
     Guarantee: for one user with ||x||_2 <= 1 and |y| <= 1 in each of at most M0 batches. Without a
     shuffler, all messages of a user are one Gaussian mechanism of GDP parameter mu(relation) for
-    every observer, even if later points depend on earlier messages. With a shuffler, an observer of
-    the shuffled batches has the better one of this guarantee and of Lemma B.4, composed over M0
-    batches. Source: chowdhury-zhou-2022, Algorithms 2 to 4, where the two parts of a message are
-    shuffled separately; that is post-processing of a shuffled batch.
+    every observer, even if later points depend on earlier messages. With a shuffler, two guarantees
+    hold for an observer of the shuffled batches: this one, and Lemma B.4 composed over M0 batches.
+    The better one counts. Source: chowdhury-zhou-2022, Algorithms 2 to 4, where the two parts of a
+    message are shuffled separately; that is post-processing of a shuffled batch.
     """
 
     batch_size: int
@@ -374,7 +374,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all M0 messages of a user: sqrt(M0) times one message's."""
+        """Compute the GDP parameter of all M0 messages of a user, sqrt(M0) times one message's mu.
+
+        ``relation`` is the neighbouring relation, by default the budget's.
+        """
         relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
@@ -397,8 +400,8 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
         """Compute the proven epsilon of all messages of a user, at ``delta`` under ``relation``.
 
-        It is the epsilon of local privacy, or for shuffled batches that of amplification if this is
-        smaller. Defaults are the budget's.
+        It is the epsilon of local privacy or, for shuffled batches, the epsilon of amplification if
+        that is smaller. By default, delta and relation are those of the budget.
         """
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
@@ -433,9 +436,9 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return [Side(model, source, best_epsilon, (HIDING, *trust))]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a remark for the certificate: what proves epsilon, and if the rule's terms hold.
+        """Return a remark for the certificate: what proves epsilon, and whether conditions hold.
 
-        The rule is `calibration`; each theorem that it uses has a condition on epsilon or delta.
+        These are conditions on epsilon or delta of the theorems that the rule `calibration` uses.
         """
         remarks = []
         if self.shuffled:
@@ -541,8 +544,8 @@ def calibrate_local_gaussian(
         - "published-code": with s = sqrt(ln(2.5/delta)) / epsilon, or shuffled
           s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt(B)), noise_std is s/sqrt(2) and
           covariance_ratio 1/sqrt(2). The published experiments use features of norm sqrt(2). In
-          features of norm 1, the noise of x y is divided by sqrt(2) and that of x x^T by 2. It need
-          not meet the budget, see ``conditions()``. For returning = 1 only.
+          features of norm 1, the noise of x y is divided by sqrt(2), and the noise of x x^T by 2.
+          This noise need not meet the budget, see ``conditions()``. For returning = 1 only.
     layout : {"iid", "goe1", "goe2"}, optional
         Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     covariance_ratio : float

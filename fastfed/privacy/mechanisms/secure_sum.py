@@ -96,8 +96,8 @@ class _Account(NamedTuple):
             return math.inf
         bias_bound, covariance_bound = self.norms
         # The joint sensitivity is known only if the noise of x x^T has one of these two layouts.
-        # In each, take the largest noise that nowhere exceeds the given noise. Less noise means a
-        # larger mu, so both are upper bounds of mu.
+        # In each layout, take the largest noise that nowhere exceeds the given noise. Less noise
+        # means a larger mu, so each layout gives an upper bound of mu.
         layouts = (
             ("goe2", min(off_diagonal_std, diagonal_std / math.sqrt(2.0))),
             ("iid", min(off_diagonal_std, diagonal_std)),
@@ -403,9 +403,9 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return self._account(relation).mu(*self._stds(self.honest))
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon against the server and t silos; infinite if there is none.
+        """Compute the proven epsilon against the server and t silos, at ``delta``.
 
-        It is at ``delta``, by default the budget's delta.
+        Default: the budget's delta. The result is infinite if no epsilon is proven.
         """
         target_delta = named_delta(delta, self.budget)
         return self._account(relation).epsilon(self._coins(self.honest), target_delta)
@@ -665,7 +665,8 @@ def calibrate_secure_sum(
     def relative_mu(pairs: int) -> float:
         """Return the proven mu divided by the allowed mu, for the best tail probability.
 
-        A result of at most 1 means that the noise meets the budget.
+        A result of at most 1 means that the noise meets the budget. ``pairs`` is the argument of
+        `_coins_per_share`.
         """
         bias, off_diagonal, diagonal = (honest * n for n in _coins_per_share(pairs, relative_stds))
         coins = bias, off_diagonal, diagonal
@@ -696,7 +697,7 @@ def _coins_per_share(pairs: int, relative_stds: tuple[float, float, float]) -> C
 def _entry_bound(largest: float, unit: float) -> int:
     """Return a bound on the absolute entries of one record after rounding, in units of the grid.
 
-    ``largest`` bounds them before rounding.
+    ``largest`` bounds the absolute entries before rounding.
     """
     return math.ceil(largest / unit) + 1
 

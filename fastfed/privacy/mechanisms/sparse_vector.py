@@ -80,9 +80,9 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     # by c in (0, sensitivity] from time t0 on. Let k >= t0 be the first crossing; a first crossing
     # before t0 has equal probability under both.
     #   P_D(k) <= e^{c/a} P_D'(k): increase the threshold's noise by c under D'. Comparisons from t0
-    #     on are then those of D, earlier queries are below more easily, and the density changes by
+    #     on are then those of D, earlier queries stay below more easily, and the density changes by
     #     at most e^{c/a}.
-    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold's noise. Under D earlier queries are below
+    #   P_D'(k) <= e^{c/b} P_D(k): keep the threshold's noise. Under D earlier queries stay below
     #     more easily, and query k crosses if its noise is increased by c.
     # The same two arguments without a crossing query cover the outcome "none".
 
@@ -159,10 +159,10 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
     """Return the nodes and the logarithms of the weights of a quadrature rule.
 
     The rule is for functions of Laplace noise: ``a`` is the scale of the threshold's noise, ``b``
-    that of each answer's noise, and ``count`` the number of answers. Between the sorted ``kinks``
-    such a function must be a product of exponentials, which changes at a relative rate of at most
-    1/a + count/b. Intervals are as short as the inverse of this rate at each kink, and double with
-    the distance from it.
+    the scale of each answer's noise, and ``count`` the number of answers. Between the sorted
+    ``kinks`` such a function must be a product of exponentials, which changes at a relative rate of
+    at most 1/a + count/b. At each kink, intervals are as short as the inverse of this rate; their
+    length doubles with the distance from the kink.
     """
     from numpy.polynomial.legendre import leggauss
 
@@ -192,15 +192,16 @@ def _log_sum(logs: np.ndarray) -> float:
 # Let neighbouring datasets change every score by at most D, and let all noise have scale b.
 # 1. P(i) <= e^(2 D/b) P'(i). Fix the noise of all candidates except i. Candidate i is chosen if its
 # noise is below a limit: the smallest other noisy score minus the score of i. On the other dataset
-# this limit is lower by at most 2 D: the smallest other score by D, and the score of i is higher by
-# D. Shifting one Laplace noise by 2 D costs e^(2 D/b).
+# this limit is lower by at most 2 D, because the smallest other noisy score is lower by at most D,
+# and the score of i is higher by at most D. Shifting one Laplace noise by 2 D costs e^(2 D/b).
 # 2. If all changes are >= 0, or all are <= 0, the limit changes by at most D, which costs D/b. This
 # is so for counts (Dwork & Roth 2014, Claim 3.9), but not for losses.
 # 3. The factor 2 is needed. The difference of two noises exceeds g b, g >= 0, with probability
-# (1 + g/2) e^-g / 2. Take two candidates at distance g b, and move them to (g - 2 D/b) b. The log
-# ratio for the worse candidate is 2 D/b + ln((2 + g - 2 D/b) / (2 + g)), which tends to 2 D/b in g.
+# (1 + g/2) e^-g / 2. Take two candidates whose scores differ by g b, and reduce this distance to
+# (g - 2 D/b) b. The log ratio for the worse candidate is 2 D/b + ln((2 + g - 2 D/b) / (2 + g)). It
+# tends to 2 D/b as g grows.
 # 4. The noise may be a sum, with one part of scale b from each of m clients. Given the parts of all
-# clients but one, the choice is the argmin of other scores plus that client's noise. So 1 and 2
+# clients but one, the choice is the argmin of fixed scores plus that client's noise. So 1 and 2
 # hold for each value of the given parts, and on average. For delta = 0 the sum does not improve the
 # bound: its tail is a polynomial times e^(-x/b), so the ratio of 3 still tends to e^(2 D/b).
 
@@ -281,7 +282,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """Compute the privacy loss ln(P'(i)/P(i)) if the worse one, i, of two candidates is chosen.
+        """Compute the privacy loss ln(P'(i)/P(i)) if i, the worse of two candidates, is chosen.
 
         The two scores differ by ``gap`` on the dataset of P. On the neighbouring dataset of P' they
         are closer by the largest possible change. The loss increases with the gap and tends to
@@ -325,13 +326,13 @@ def _log_tail(g: float) -> float:
 # outputs, later comparisons have the same distribution. So comparisons cost max(1/a, 1/b) once, for
 # any number of switches. (With the old noise, later comparisons would depend on the loss even given
 # the outputs, because the outputs give information about that noise.)
-# 3. Each later choice of an expert, at most kappa, depends on the loss by its scores. A maximum
-# with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded range eta.
-# The choices are adaptive and compose as in `privacy_loss`; fewer than kappa choices are kappa
-# choices of which some release nothing. For many choices, the worst-case pair of distributions in
-# `privacy_loss` is worse than kappa eta^2/8-zCDP of all choices together. So two accounts hold, and
-# the smaller epsilon is used: all parts by their privacy losses, or epsilon of the comparisons plus
-# epsilon of the choices by zCDP.
+# 3. The later choices of an expert, at most kappa, depend on the loss through their scores. A
+# maximum with a constant is 1-Lipschitz, so each score changes by at most 1, up or down: bounded
+# range eta. The choices are adaptive and compose as in `privacy_loss`; fewer than kappa choices are
+# kappa choices of which some release nothing. For many choices, the worst-case pair of
+# distributions in `privacy_loss` gives a larger epsilon than kappa eta^2/8-zCDP of all choices
+# together. So two accounts hold, and the smaller epsilon is used: all parts by their privacy
+# losses, or epsilon of the comparisons plus epsilon of the choices by zCDP.
 
 
 CALIBRATIONS = ("exact", "printed", "zcdp")
@@ -402,9 +403,9 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
+        """List the mechanisms that depend on one loss, as the parts of `composed_epsilon`.
 
-        Each is (kind, epsilon or eta, number of such mechanisms).
+        Each part is (kind, epsilon or eta, number of such mechanisms).
         """
         if self.switches == 0:  # then no queries are compared
             return []

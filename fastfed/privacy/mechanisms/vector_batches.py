@@ -196,16 +196,17 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon of all releases; infinite if there is none.
+        """Compute the proven epsilon of all releases at ``delta``; infinite if none is proven.
 
-        It is at ``delta``, by default the budget's delta.
+        Default: the budget's delta.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def local_epsilon(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon against an observer of the user's bits; infinite if none.
+        """Compute the proven epsilon against an observer of the user's bits, at ``delta``.
 
-        Only the user's noise bits count. It is at ``delta``, by default the budget's delta.
+        Only the user's noise bits count. Default: the budget's delta. The result is infinite if
+        nothing is proven.
         """
         return self._account(self.b).epsilon(self.budget.delta if delta is None else delta)
 
@@ -392,7 +393,7 @@ def calibrate_vector_batches(
           Theorem E.5 there before its constant is rounded up.
         - "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
           ln(d^2/delta), and g = (G, round(sqrt2 G)), because G levels stand for features of norm
-          sqrt2 in that code, in both streams. It often does not meet the budget; see
+          sqrt2 in that code, in both streams. This noise often does not meet the budget; see
           ``conditions()``.
         - "exact": the smallest b for which the budget is proven, with
           g_1 = ceil(g_0 / covariance_ratio): a ratio below 1 means less noise in the covariance

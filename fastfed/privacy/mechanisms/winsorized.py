@@ -63,15 +63,15 @@ def hadamard(values: np.ndarray) -> np.ndarray:
     times the identity. For h = 1, 2, 4, ..., each pair of entries at distance h is replaced by its
     sum and its difference. This fixes the order of additions, and thus all bits of the result.
     """
-    out = np.array(values, dtype=np.float64, order="C")
-    n, h = out.shape[-1], 1
+    product = np.array(values, dtype=np.float64, order="C")
+    n, h = product.shape[-1], 1
     while h < n:
-        pairs = out.reshape(*out.shape[:-1], n // (2 * h), 2, h)
+        pairs = product.reshape(*product.shape[:-1], n // (2 * h), 2, h)
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         total, difference = first + second, first - second
         pairs[..., 0, :], pairs[..., 1, :] = total, difference
         h *= 2
-    return out
+    return product
 
 
 class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +176,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         """Return the std of the Laplace noise in each coordinate of a mean.
 
         It is sqrt(2) 8 r' / (M epsilon'), where r' is `rotated_radius`. The inverse rotation does
-        not change it.
+        not change this std.
         """
         scale = laplace_scale(self.silos, self.epsilon_coordinate, self.rotated_radius)
         return {"mean": math.sqrt(2.0) * scale}
@@ -371,10 +371,9 @@ def calibrate_winsorized(
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
     """Compute the epsilon of P = phases phases, each eps0, by the composition in huang-2023.
 
-    Half of the budget's delta is for the composition, which is Lemma G.1 there:
-
-    eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1). It may exceed the budget, since Corollary
-    G.2 there needs exp(eps0) - 1 < eps0, which is false, and a small enough epsilon.
+    It is eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), by Lemma G.1 there, with half of the
+    budget's delta for the composition. It may exceed the budget: Corollary G.2 there needs a small
+    enough epsilon, and exp(eps0) - 1 < eps0, which is false.
     """
     half_delta = number("delta", budget.delta, above=0, below=1) / 2.0
     if eps0 > 300.0:
@@ -438,9 +437,9 @@ def winsorized_mean(
 ) -> tuple[np.ndarray, Certificate]:
     """Compute a private mean of vectors, one of each user, and its certificate.
 
-    The mean is accurate if all vectors are in a ball of radius ``radius``, wherever it is inside
-    the ball of radius ``bound``: the noise is proportional to ``radius``. With too few users, the
-    small ball cannot be found, and the mean may be far off. The certificate then has a caveat.
+    The mean is accurate if all vectors are in a ball of radius ``radius``, anywhere inside the ball
+    of radius ``bound``: the noise is proportional to ``radius``. With too few users, the small ball
+    cannot be found, and the mean may be far off. The certificate then has a caveat.
 
     Parameters
     ----------
