@@ -112,7 +112,7 @@ def agreed(plan: Any, certificate: Certificate) -> Certificate:
             return certificate
         conditions = (*certificate.conditions, UNVERIFIED)
         return msgspec.structs.replace(certificate, status="conditional", conditions=conditions)
-    verify(plan)
+    verify(plan, epsilons)
     exact_guarantee, budget = certificate.exact, claim.budget
     if exact_guarantee is not None and not same((exact_guarantee.epsilon,), epsilons[:1]):
         raise InputError(

@@ -707,7 +707,9 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     claim = Claim(source=source, caveats=theory.caveats)
     if noise is not None:
         claim = claim_of_mechanism(noise, source, theory)
-    sealed_plans = {id(p.plan): sealed(replace(p.plan, privacy=claim)) for p in parts}
+    sealed_plans = {
+        id(plan): sealed(replace(plan, privacy=claim)) for plan, _ in plan_by_size.values()
+    }
     plan_of_peers = replace(
         empty_plan, parts=tuple(replace(p, plan=sealed_plans[id(p.plan)]) for p in parts)
     )

@@ -611,11 +611,11 @@ def sealed(plan: P) -> P:
     return replace(plan, privacy=claim)  # type: ignore[type-var]
 
 
-def verify(plan: Any) -> None:
+def verify(plan: Any, epsilons: tuple[float, ...] | None = None) -> None:
     """Refuse a plan whose numbers give a different epsilon than its claim states.
 
     Raises InputError. A plan without a claim passes, since it promises nothing. If a plan has
-    parts, each part is verified.
+    parts, each part is verified. ``epsilons`` is the result of `accounted`, if it is known.
     """
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
@@ -625,7 +625,7 @@ def verify(plan: Any) -> None:
         return
     if not isinstance(claim, Claim):
         raise InputError(f"plan.privacy must be a Claim, got {type(claim).__name__}")
-    epsilons = accounted(plan)
+    epsilons = accounted(plan) if epsilons is None else epsilons
     if epsilons is None:
         return
     if not same(epsilons, claim.exact):

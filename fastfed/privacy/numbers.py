@@ -40,10 +40,12 @@ _SIZES = frozenset(
     )
 )
 
-#: Type and range of values that every field of a kind may have.
-_USUAL: dict[str, tuple[Any, float, float]] = {
+#: Type and range of values that every field of a kind may have; texts and booleans have no range.
+_USUAL: dict[str, tuple[Any, float | None, float]] = {
     "float": (float, 1.0 / _LARGEST, _LARGEST),
     "int": (int, 1, MOST),
+    "bool": (bool, None, 0.0),
+    "str": (str, None, 0.0),
 }
 
 _KINDS = re.compile(r"\b(ndarray|float|int|bool|str)\b")
@@ -54,6 +56,7 @@ class _Field(NamedTuple):
 
     ``kind`` is the name of a type, or "" if the field holds other plain data. ``depth`` is the
     number of nested tuples around a value. ``length`` is the declared length of the tuple, if any.
+    ``usual`` is the entry of `_USUAL` for the fast test, if this test applies to the field.
     """
 
     name: str
@@ -61,6 +64,7 @@ class _Field(NamedTuple):
     depth: int
     length: int | None
     optional: bool
+    usual: tuple[Any, float | None, float] | None
 
 
 @lru_cache(maxsize=256)
@@ -81,19 +85,13 @@ def _fields_of(data_class: type) -> tuple[_Field, ...]:
         value_types = _KINDS.findall(annotation_text) if "Callable" not in annotation_text else []
         depth = annotation_text.count("tuple[")
         length = len(value_types) if depth == 1 and "..." not in annotation_text else None
-        fields.append(
-            _Field(
-                name,
-                value_types[0] if value_types else "",
-                depth,
-                length,
-                "None" in annotation_text,
-            )
-        )
+        kind = value_types[0] if value_types else ""
+        usual = _USUAL.get(kind) if length is None and depth <= 1 else None
+        fields.append(_Field(name, kind, depth, length, "None" in annotation_text, usual))
     return tuple(fields)
 
 
-def check_numbers(data: Any, where: str = "") -> None:
+def check_numbers(data: Any, where: str = "", *, checked: set[int] | None = None) -> None:
     """Refuse plain data with a value that does not fit its field.
 
     These values are valid: integers from 0 to 2^53, floats whose square is in the range of
@@ -106,12 +104,16 @@ def check_numbers(data: Any, where: str = "") -> None:
         The data to check.
     where : str
         Path of ``data`` in the outer data, for error messages.
+    checked : set of int, optional
+        Identities of inner data that are already checked. Parts of a plan share objects, which are
+        checked once.
 
     Raises
     ------
     InputError
         For a value of a wrong type, a value that is not finite, and a value out of range.
     """
+    checked = set() if checked is None else checked
     for field in _fields_of(data.__class__):
         value = getattr(data, field.name)
         if (value is None and field.optional) or _is_usual(value, field):
@@ -126,21 +128,23 @@ def check_numbers(data: Any, where: str = "") -> None:
             _check_field(path, field.name, value, field.kind, field.depth)
         else:
             for inner in value if type(value) is tuple else (value,):
-                check_numbers(inner, path)
+                if id(inner) not in checked:
+                    check_numbers(inner, path, checked=checked)
+                    checked.add(id(inner))
 
 
 def _is_usual(value: Any, field: _Field) -> bool:
     """Return True if a fast test shows that a value fits its field; most values pass this test."""
-    if field.kind not in _USUAL or field.length is not None or field.depth > 1:
+    if field.usual is None or (field.depth and type(value) is not tuple):
         return False
-    if (field.depth == 1) != (type(value) is tuple):
-        return False
-    kind, least, most = _USUAL[field.kind]
+    usual_type, least, most = field.usual
     allows_zero = field.name not in _SIZES
-    return all(
-        type(each) is kind and (least <= each <= most or (allows_zero and each == 0))
-        for each in (value if field.depth else (value,))
-    )
+    for each in value if field.depth else (value,):
+        if type(each) is not usual_type:
+            return False
+        if not (least is None or least <= each <= most or (allows_zero and each == 0)):
+            return False
+    return True
 
 
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
