@@ -283,7 +283,7 @@ def public_failure(config: Config) -> float:
 
 
 def with_trusted_silos(protocol: Protocol, share: Share | None) -> Protocol:
-    """Return the protocol, with a privacy model that trusts users of the same silo.
+    """Return the protocol, with a privacy model in which users of one silo trust each other.
 
     Without local rounds (``share`` = None) the protocol is returned as it is.
     """

@@ -244,7 +244,7 @@ class ClockedHub(Hub):
         )
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute a view (s,): the sum of the latest reports of all silos, in their order."""
+        """Compute a view (s,): the sum of every silo's latest report, in the order of silos."""
         capped = [
             self._cap_report(values, number, silo)
             for silo, (number, values) in self._reports_in(release).items()

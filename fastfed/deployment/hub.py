@@ -349,7 +349,7 @@ class Hub(Speaker):
         return Message(silo, self.signed(release, wire.News(broadcast, seen_messages)))
 
     def _decrypt_report(self, envelope: Envelope, label: str) -> np.ndarray:
-        """Decrypt the values of a report (s,); raise Refused if no records can give them."""
+        """Decrypt a report's values (s,); raise Refused for values that no records can have."""
         body = self.wire.body(envelope, wire.Report)
         if self.deployed.shared != bool(body.sealed):
             raise Refused(

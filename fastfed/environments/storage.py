@@ -74,7 +74,7 @@ class GrowableArray:
         """Add rows of a table, or values of a flat array."""
         width = block.shape[1] if self.table else 1
         if not self._runs:
-            # NumPy pads headers, so the header of the finished array mostly has the same length.
+            # NumPy pads headers, so the finished array's header usually has the length of this one.
             self._header_bytes = len(_header(self.dtype, (len(block), width)[: 1 + self.table]))
             self._file.write(bytes(self._header_bytes))
         rows, last_width = self._runs[-1] if self._runs else (0, width)

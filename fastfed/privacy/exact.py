@@ -307,18 +307,19 @@ def _choose_exactly(
 
 
 def _find_position(
-    sizes: list[Fraction], weights: list[Fraction], target: Fraction
+    group_weights: list[Fraction], candidate_weights: list[Fraction], target: Fraction
 ) -> tuple[int, int]:
     """Return (group, place): the candidate at which the cumulative weight reaches ``target``.
 
-    Group k has the total weight ``sizes[k]``, and each candidate in it ``weights[k]``. A target
-    beyond the end belongs to the last group.
+    Group k has the total weight ``group_weights[k]``, and each candidate in it has
+    ``candidate_weights[k]``. A target beyond the end belongs to the last group.
     """
-    for k, size in enumerate(sizes[:-1]):
-        if target < size:
-            return k, int(target / weights[k])
-        target -= size
-    return len(sizes) - 1, int(target / weights[-1]) if weights[-1] else 0
+    for k, group_weight in enumerate(group_weights[:-1]):
+        if target < group_weight:
+            return k, int(target / candidate_weights[k])
+        target -= group_weight
+    last_weight = candidate_weights[-1]
+    return len(group_weights) - 1, int(target / last_weight) if last_weight else 0
 
 
 def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:

@@ -456,8 +456,9 @@ def centred_joint(
     # Write z = f u with ||u|| <= 1 and f the feature bound, and r = y - r0. mu^2 is the maximum of
     #   A ||u r - u' r'||^2 + B (r - r')^2 + C ||u - u'||^2 + G ||u u^T - u' u'^T||_F^2,
     # where each weight is a squared bound over a noise variance. G depends on the layout as in
-    # `joint_sensitivity`. "iid" has the same maximum: rotating u and u' together leaves the other
-    # terms unchanged, and some rotation makes u u^T - u' u'^T diagonal.
+    # `joint_sensitivity`. For "iid" the last term is at most G ||.||_F^2, with equality if
+    # u u^T - u' u'^T is diagonal. A rotation of u and u' together makes it diagonal and leaves the
+    # other terms unchanged, so "iid" has the same maximum.
     s_0 = bias_std if constant_bias_std is None else constant_bias_std
     s_x = stds_of_layout(layout, covariance_std)[0] if cross_std is None else cross_std
     min_std = min(bias_std, s_0, covariance_std, s_x)

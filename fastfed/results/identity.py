@@ -45,7 +45,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
     all_keys = {**before, **now}
     keys = [k for k in all_keys if before.get(k) != now.get(k)]
     if "curves" in keys:
-        # The other keys with entries for each curve also differ then; name only the curves.
+        # If curves differ, so do the other keys with an entry for each curve: name only curves.
         keys = [k for k in keys if k not in OF_CURVES[1:]]
     if keys != ["curves"]:
         return ", ".join(keys) or "keys"
@@ -56,7 +56,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
             return f'curves: "{curve["label"]}" is not among these'
         changed_keys = [k for k in {**curve, **curve_now} if curve.get(k) != curve_now.get(k)]
         if changed_keys:
-            # Name values that fastfed chose only if nothing that the user wrote differs.
+            # If a value that the user wrote differs, leave out the values that fastfed computed.
             changed_keys = [k for k in changed_keys if k not in COMPUTED_KEYS] or changed_keys
             return f'curves: "{curve["label"]}" in {", ".join(changed_keys)}'
     return "curves"

@@ -398,7 +398,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _write_a_list(error: InputError, keys: dict[str, Any]) -> str:
+def _hint_to_write_a_list(error: InputError, keys: dict[str, Any]) -> str:
     """Return how to write a sweep, if ``error`` is about a key whose value is a tuple or an array.
 
     It is the end of the error message; "" for other errors.
@@ -441,7 +441,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
             system = entry.make_checked(checked, spec_of_problem)
             settled = entry.settled(checked, spec_of_problem)
     except InputError as error:
-        raise InputError(f'{error}{_write_a_list(error, spec)} (curve "{label}")') from None
+        raise InputError(f'{error}{_hint_to_write_a_list(error, spec)} (curve "{label}")') from None
     return Curve(label, entry.id, key_values(settled), system, problem, sizes)
 
 

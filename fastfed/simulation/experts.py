@@ -486,18 +486,18 @@ def run_sums(
         cumulative_losses += sums[max(count - 1, 0) :].sum(axis=0)
 
         def record_decisions(
-            start: int, stop: int, rows: np.ndarray, weights: np.ndarray | None,
+            start: int, stop: int, decisions: np.ndarray, weights: np.ndarray | None,
             begin: int = begin, sums: np.ndarray = sums,
         ) -> None:  # fmt: skip
             """Record the decisions in the block's stretches start..stop - 1.
 
-            ``rows`` and ``weights`` are ``decisions`` and ``weights`` of `Ledger.played_many`. The
-            default arguments keep the values of this iteration of the loop.
+            ``decisions`` and ``weights`` are passed to `Ledger.played_many`. The default arguments
+            keep the values of this iteration of the loop.
             """
             ledger.played_many(
                 edges[begin + start : begin + stop + 1],
                 exchange_flags[begin + start + 1 : begin + stop + 1],
-                rows,
+                decisions,
                 weights,
                 sums[start:stop],
             )

@@ -54,7 +54,7 @@ def reward_sensitivity(
     Returns
     -------
     float
-        L |y - y'| at most for "replace", L |y| at most for "zero-out".
+        The maximum of L |y - y'| for "replace", and of L |y| for "zero-out".
     """
     low, high = reward_range
     largest_change = high - low if relation == "replace" else max(abs(low), abs(high))
