@@ -150,9 +150,9 @@ def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
 
     Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))), where p is the largest number of
     nodes in a prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm
-    of the noise matrix is at most Lambda in all releases. The largest eigenvalue has mean at most 2 s sqrt(p d), and is
-    a Lipschitz function of the Gaussian entries with constant sqrt(2 p) s. The union bound counts
-    the largest and the smallest eigenvalue.
+    of the noise matrix is at most Lambda in all releases. The largest eigenvalue has mean at most
+    2 s sqrt(p d), and is a Lipschitz function of the Gaussian entries with constant sqrt(2 p) s.
+    The union bound counts the largest and the smallest eigenvalue.
 
     Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
     """
