@@ -136,7 +136,7 @@ class _Log:
     ) -> PolicyValue:
         """Return a `PolicyValue`: the estimate ``value``, its normal interval and counts.
 
-        ``bounded`` is the interval for any number of rounds, if the method has one.
+        ``bounded`` is an interval that also holds for few rounds, if the method has one.
         """
         from scipy.special import ndtri
 

@@ -572,7 +572,7 @@ def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
         )
     if not plan.batch_size:
         return ()
-    # Absurd keys give infinite widths, which a plan's numbers refuse.
+    # Extreme keys give infinite widths, which `check_numbers` refuses in a plan.
     with np.errstate(over="ignore", invalid="ignore"):
         if isinstance(plan, ClockedPlan):
             views = np.arange(len(theory.regularizer))

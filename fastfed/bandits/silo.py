@@ -226,7 +226,7 @@ class Silo(Acting, Once):
         """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
-        # One further release, once the round has come for which a trigger requested it.
+        # From the round `_asked` on, for which a trigger has requested it, one more is required.
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once

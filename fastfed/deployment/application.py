@@ -69,8 +69,8 @@ def _checked(path: str, request: object) -> dict[str, Any]:
         raise InputError(f"there is no {path[:40]}{hint}")
     if not isinstance(request, dict):
         raise InputError("a request must be a JSON object")
-    # Refuse unknown keys: if a misspelled "subject" were ignored, a person could be learned from
-    # twice.
+    # Refuse unknown keys: if a misspelled "subject" were ignored, the silo could learn twice
+    # from a person.
     for key in request:
         if key not in keys:
             takes = f"takes {', '.join(keys)}" if keys else "takes no keys"

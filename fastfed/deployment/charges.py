@@ -305,7 +305,7 @@ def budget_of(event: Scores) -> Budget:
     return event.budget if isinstance(event, SparseSwitching) else event.noises[0].budget
 
 
-def charged_scores(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
+def requested_and_charged(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
     """Return (requested epsilon, charged epsilon) of a plan with experts.
 
     Return None for a plan without noise or with delta = 0, which `experts.check_experts` refuses.

@@ -446,7 +446,7 @@ def _expert_kind(message_size: Callable[[Any], int], silo: str, hub: str) -> Kin
         rounds=lambda plan: _imported("experts.rounds")(plan),
         message_size=message_size,
         conditions=lambda plan, helper: _imported("experts.CONDITIONS"),
-        charged=charges.charged_scores,
+        charged=charges.requested_and_charged,
         silo=silo,
         hub=hub,
         experts=True,

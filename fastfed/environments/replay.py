@@ -235,7 +235,7 @@ def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     """Return the records with a constant 1 appended, shape (n, p + 1), scaled to norms below 1.
 
     Each record is divided by ``norm``, or by its norm if that is larger. If ``norm`` is None, all
-    records are divided by the largest norm. ``width`` is the number of features of an action: it
+    records are divided by the largest norm. ``width`` is the number of features of an action, which
     bounds the rounding error of norms in float32.
     """
     z = np.hstack([features, np.ones((len(features), 1))])

@@ -34,7 +34,7 @@ def certificate_of_choices(
     Parameters
     ----------
     plan : ExpertPlan
-        A plan with a claim that releases one event.
+        A plan with a claim, whose releases are one privacy event.
     problem : ProblemSpec
         Sizes, and guarantees about the losses.
     one : OneLoss

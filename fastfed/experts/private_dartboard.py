@@ -343,7 +343,7 @@ def bound_curves(
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Return a function from rounds (C,) to bounds on group regret, as lists by name.
 
-    It has the proven upper bound and the lower bounds.
+    The bounds are the proven upper bound and the lower bounds.
     """
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:

@@ -322,14 +322,15 @@ def _find_position(
     return len(group_weights) - 1, int(target / last_weight) if last_weight else 0
 
 
-def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
-    """Return True with probability (1 - chance) exp(-rate cost), as with real arithmetic.
+def kept(drop_chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
+    """Return True with probability (1 - drop_chance) exp(-rate cost), as with real arithmetic.
 
-    The result is True if a uniform draw is below this probability. 0 <= chance <= 1, cost >= 0.
+    The result is True if a uniform draw is below this probability. The
+    arguments have 0 <= drop_chance <= 1 and cost >= 0.
     """
-    if chance == 1.0:
+    if drop_chance == 1.0:
         return False
-    probability = (1.0 - chance) * math.exp(-rate * cost)
+    probability = (1.0 - drop_chance) * math.exp(-rate * cost)
     # The uniform draw minus the probability, in float64.
     margin = float(draw.random_u64[index]) * 2.0**-64 - probability
     # Rounding the exponent x by x 2^-53 changes exp(-x) by less than 2^-54. exp, the products and
@@ -346,7 +347,7 @@ def kept(chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0
         if exponent <= deepest:
             with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
                 power = -Decimal(exponent.numerator) / Decimal(exponent.denominator)
-                lower_probability = (1 - Fraction(chance)) * Fraction(power.exp())
+                lower_probability = (1 - Fraction(drop_chance)) * Fraction(power.exp())
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
         if high <= lower_probability * (1 - error):

@@ -577,12 +577,13 @@ def centred_of(clip: Clip | None) -> Centred | None:
 
 def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
     """Return (layout, noise_std, covariance_ratio) of the noise rescaled to bounds L = Y = 1."""
-    feature, reward = bounds(plan)
-    layout, covariance = recovered_layout(std.off_diagonal, std.diagonal)
-    bias = std.bias / (feature * reward)
-    if min(bias, covariance) == 0.0:
+    feature_bound, reward_bound = bounds(plan)
+    layout, covariance_std = recovered_layout(std.off_diagonal, std.diagonal)
+    # The bias is the sum of y x, so its noise is in units of the product of both bounds.
+    bias_std = std.bias / (feature_bound * reward_bound)
+    if min(bias_std, covariance_std) == 0.0:
         return layout, 0.0, 1.0
-    return layout, bias, covariance / feature**2 / bias
+    return layout, bias_std, covariance_std / feature_bound**2 / bias_std
 
 
 def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:

@@ -282,7 +282,7 @@ class User(Once):
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Return the message that encodes data point (x, y) as bits, with noise bits.
 
-        Without a shuffler it contains only the number of ones in each entry.
+        Without a shuffler it has only one number for each entry, computed from its number of ones.
         """
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)

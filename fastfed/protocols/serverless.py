@@ -252,7 +252,7 @@ class Graph:
 
     @cached_property
     def _crossed(self) -> np.ndarray:
-        """Return the edges crossed by a silo's broadcast after h forwardings, (M, diameter + 2).
+        """Count the edges that each silo's broadcast crosses in h hops, (M, diameter + 2).
 
         Entry (i, h) is the sum of degrees over all silos that are less than h hops from silo i.
         """

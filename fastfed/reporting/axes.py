@@ -110,9 +110,10 @@ def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
 
 
 def _selected(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
-    """Return results with only these curves, whose figure settings are for this metric and bounds.
+    """Return results with only these curves, and figure settings for this metric and bounds.
 
-    With ``bounds``, the settings have a line for each bound of the figure, or else for all bounds.
+    With ``bounds``, the settings keep the figure's lines of bounds; without such lines, they get
+    a line for every bound of every curve.
     """
     chosen = tuple(c for c in results.curves if c.label in labels)
     figure = {k: v for k, v in results.figure.items() if k != "line"}

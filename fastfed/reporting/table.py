@@ -80,9 +80,9 @@ def table_rows(source: Source) -> list[tuple[str, ...]]:
         rows.append(
             (
                 curve.label,
-                _regret(curve, 1),
+                _regret(curve, divisor=1),
                 difference,
-                _regret(curve, curve.silos),
+                _regret(curve, divisor=curve.silos),
                 privacy.claimed,
                 privacy.exact,
                 privacy.status,

@@ -167,8 +167,8 @@ def audit(
 ) -> AuditResult:
     """Audit a claim by statistics of runs on two neighbouring datasets.
 
-    The first half of the runs chooses an event, of the form statistic >= t or statistic <= t and in
-    either direction (P against Q, or Q against P). The second half counts this event, once. So the
+    The first half of the runs chooses an event, statistic >= t or statistic <= t, and the dataset
+    that should make it more likely. The second half counts this event, once. So the
     bound has the stated confidence for any choice.
 
     Parameters

@@ -273,7 +273,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
 
 def unproven_text(budget: Budget) -> str:
-    """Return the text of a claim for noise bits without a proven epsilon."""
+    """Return the condition that fails if no epsilon is proven for the noise bits."""
     return (
         f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
         f"{budget.delta:g} under {budget.relation}"

@@ -275,7 +275,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return self._rotate_back(means, sign_array)
 
     def _rotate(self, x: np.ndarray, sign_array: np.ndarray) -> np.ndarray:
-        """Return H D x / sqrt(d2), (d2, M), for padded vectors x (M, d), where D has the signs.
+        """Pad vectors x (M, d) to length d2, and return H D x / sqrt(d2), shape (d2, M).
+
+        D is the diagonal matrix of the signs.
 
         A vector that is not finite counts as zero.
         """

@@ -383,7 +383,7 @@ def _score_with_memory_outside_state() -> Any:
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
-        """Score action a by a times the first feature of round 1, which the memory holds."""
+        """Give action a the score a f, with f the first feature of round 1, kept in memory."""
         memory = pointer(int(state[0]))
         if round == 1:
             memory[0] = x[0]

@@ -95,7 +95,10 @@ T = TypeVar("T")
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Open the cluster at an address, or one on this machine that starts with the first batch."""
+    """Open the cluster at an address, or one on this machine that starts with the first batch.
+
+    At most ``at_once`` batches of runs are run at once by a cluster on this machine.
+    """
     if scheduler is None:
         yield Dask(check_threads(threads), at_once=at_once)
         return
