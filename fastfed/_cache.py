@@ -31,7 +31,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +45,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: A result is stored in a file if computing it takes at least this number of seconds. Reading it
 #: takes 0.0001 seconds.
 MIN_SECONDS = 1e-3
+#: Number of results of one function in a process that `cached_early` reads from files or stores.
+EARLY_RESULTS = 32
 #: Limits of all files together and of one of them, in bytes, and the largest number of files.
 MAX_TOTAL_BYTES, MAX_FILE_BYTES, MAX_FILES = 2**27, 20 * 2**20, 4096
 #: The files are counted at the first write of a process, and again after each WRITES_PER_PRUNE
@@ -331,7 +333,7 @@ _results_by_function: list[OrderedDict[str, Any]] = []
 _lock = threading.Lock()
 
 
-def cached(function: F) -> F:
+def cached(function: F, *, min_seconds: float | None = None) -> F:
     """Cache a pure function of plain arguments by their exact values.
 
     Parameters
@@ -339,6 +341,8 @@ def cached(function: F) -> F:
     function : callable
         Its positional arguments are None, booleans, integers, floats, texts, tuples of these, and
         frozen records. Its result is of the same kinds, or arrays that nobody changes.
+    min_seconds : float, optional
+        A result is stored in a file if computing it takes this long. The default is `MIN_SECONDS`.
 
     Returns
     -------
@@ -366,7 +370,8 @@ def cached(function: F) -> F:
         if not is_stored:
             start = time.perf_counter()
             result = function(*arguments)
-            if path is not None and time.perf_counter() - start >= MIN_SECONDS:
+            least = MIN_SECONDS if min_seconds is None else min_seconds
+            if path is not None and time.perf_counter() - start >= least:
                 _write(path, key, result)
         parts = result if type(result) is tuple else (result,)
         if not any(type(part) is np.ndarray for part in parts):
@@ -375,6 +380,24 @@ def cached(function: F) -> F:
                 if len(memory) > MAX_IN_MEMORY:
                     memory.popitem(last=False)
         return result
+
+    return wrapper  # type: ignore[return-value]
+
+
+def cached_early(function: F) -> F:
+    """Cache the first results of a process in files, and all results in memory.
+
+    This is for fast functions that import SciPy. The import takes longer than dozens of results,
+    and many processes need only a few results. The arguments are as in `cached`.
+    """
+    from_file = cached(function, min_seconds=0.0)
+
+    @lru_cache(4096)
+    @wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        """Return the result for these arguments, from a file if it is one of the first."""
+        is_early = wrapper.cache_info().misses <= EARLY_RESULTS
+        return (from_file if is_early else function)(*arguments)
 
     return wrapper  # type: ignore[return-value]
 

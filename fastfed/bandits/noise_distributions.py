@@ -20,7 +20,7 @@ from functools import cache
 
 import numpy as np
 
-from fastfed._cache import cached
+from fastfed._cache import cached, cached_early
 from fastfed._roots import brentq
 from fastfed.privacy.mechanisms.binomial_tree import BinomialTree
 from fastfed.privacy.mechanisms.vector_batches import VectorBatches
@@ -406,6 +406,7 @@ def _quadrature_nodes() -> tuple[np.ndarray, np.ndarray]:
     return nodes, weights
 
 
+@cached_early
 def norm_quantile(dimension: int, common: float, extra: float, probability: float) -> float:
     """Return an upper quantile of ||X|| for X ~ N(0, common I + extra u u') with ||u|| = 1.
 

@@ -416,3 +416,50 @@ def test_a_result_that_is_quickly_computed_is_not_stored(
     monkeypatch.setattr(_cache, "MIN_SECONDS", 10.0)
     Counted().call_as_new_process(1)
     assert not list(folder.iterdir())
+
+
+def test_the_first_results_of_a_fast_function_are_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later results are neither stored nor read from files, which takes longer than they do."""
+    monkeypatch.setattr(_cache, "MIN_SECONDS", 10.0)
+    monkeypatch.setattr(_cache, "EARLY_RESULTS", 3)
+    computed: list[float] = []
+
+    def double(x: float) -> float:
+        computed.append(x)
+        return 2.0 * x
+
+    for expected in ([0.0, 1.0, 2.0, 3.0, 4.0], [3.0, 4.0]):
+        computed.clear()
+        early = _cache.cached_early(double)  # as in a new process
+        assert [early(float(x)) for x in range(5)] == [0.0, 2.0, 4.0, 6.0, 8.0]
+        assert early(4.0) == 8.0
+        assert computed == expected
+        assert len(list(folder.iterdir())) == 3
+
+
+def test_stored_accounts_of_gaussian_noise_need_no_scipy(folder: Path) -> None:
+    """A second process with the same budgets prints the same bits, without importing SciPy."""
+    code = (
+        "import sys\n"
+        "from fastfed.bandits.noise_distributions import norm_quantile\n"
+        "from fastfed.privacy.accounting.gdp import gaussian_epsilon, gaussian_mu\n"
+        "mu = gaussian_mu(0.7, 1e-6)\n"
+        "epsilon, quantile = gaussian_epsilon(mu, 1e-7), norm_quantile(5, 1.5, 0.3, 1e-3)\n"
+        "print(mu.hex(), epsilon.hex(), quantile.hex())\n"
+        "print('scipy.special' in sys.modules)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "FASTFED_CACHE_ACCOUNTS"}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert outputs[0][:3] == outputs[1][:3]
+    assert [output[3] for output in outputs] == ["True", "False"]

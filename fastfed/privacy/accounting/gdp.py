@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 
+from fastfed._cache import cached_early
 from fastfed._roots import brentq
 from fastfed._validate import integer, number
 from fastfed.privacy.certificate import Guarantee
@@ -158,7 +159,7 @@ def epsilon_of(mu: float, delta: float) -> float:
     return gaussian_epsilon(mu, delta)
 
 
-@lru_cache(4096)
+@cached_early
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Compute `epsilon_of` without a check of the arguments."""
     if mu == 0:
@@ -209,13 +210,13 @@ def mu_of(epsilon: float, delta: float) -> float:
     return gaussian_mu(epsilon, number("delta", delta, at_least=0, below=1))
 
 
-@lru_cache(4096)
+@cached_early
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Compute `mu_of` without a check of the arguments."""
-    from scipy.special import erfinv
-
     if delta == 0:
         return 0.0
+    from scipy.special import erfinv
+
     target = math.log(delta) - _MU_MARGIN
     at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
     if epsilon == 0:
