@@ -1,0 +1,290 @@
+"""Programs that a competent user writes with numba for private releases, tuned for speed.
+
+`agent` is one agent with fixed actions and a noisy release in every round (`linucb-jdp`,
+`linucb-ldp`). The shortcuts are those of `numba_opponents.py`. Loops over d are unrolled in
+generated source, where ``v32`` is the entry (3, 2) of a symmetric matrix, and ``b1`` an entry of a
+vector.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba_opponents import choose, fast, len_padded, mix, normals
+
+from fastfed.protocols.plan import Plan
+
+#: Rounds whose noise is drawn together.
+BLOCK = 256
+
+#: Source of the noise of prefix sums: w_0 z + sum of w_i s_i with s_i <- t_i s_i + z.
+NOISE = """
+def prefixes(z, std, weights, decays, buffers, noise):
+    {loads}
+    for t in range(len(noise)):
+        for e in range({size}):
+            drawn = std[e] * z[t * {size} + e]
+            {steps}
+            noise[t, e] = {total}
+"""
+
+#: Source of the scores mean + rank (beta sqrt(x' P x) + gamma sqrt(x' P^2 x)) of all actions.
+SCORES = """
+def scores(products, score, {theta}, {p}, {s}):
+    {folded}
+    top = np.float32(-1e30)
+    for k in range({padded}):
+        {reads}
+        value = {mean} + np.sqrt({width}) + np.sqrt({second})
+        score[k] = value
+        top = max(top, value)
+    return top
+"""
+
+#: Source of the rounds of a block. P is the inverse of V, and S its square.
+ROUNDS = """
+def rounds(first, noise, plan, numbers, x, products, score, truth, sums):
+    fulls, floors, errors, widths = plan
+    base, scale, anchor, tau, rank, limit, seed = numbers
+    regret, best, n = 0.0, truth.max(), len(truth)
+    {sums}
+    for t in range(first, first + len(noise)):
+        i = t - first
+        full, floor = fulls[t], floors[t]
+        {released}
+        # The number of multiples of full / 8 that leave an eigenvalue below the floor.
+        fails, unit = 0.0, 1.0 / floor
+        for step in range(8):
+            shift = (0.125 * full * step - floor) * unit
+            {minors}
+            fails += 0.0 if min({pivots}) > 0.0 else 1.0
+        ridge = 0.125 * full * fails
+        while True:
+            det = 1.0
+            {diagonal}
+            {sweep}
+            if least > 0.0:
+                break
+            ridge *= 2.0
+        {square}
+        growth, largest = 1.0, 0.0
+        if ridge < full:
+            {largest}
+            growth = 1.0 + (full - ridge) * min(unit, largest)
+        log_det = math.log(det) + {d} * math.log(growth / anchor)
+        beta = scale * math.sqrt(growth * (base + max(0.0, log_det)))
+        gamma = tau * ridge + errors[t]
+        {theta}
+        one, two = (rank * beta) ** 2, (rank * gamma) ** 2
+        top = scores(products, score, {theta_cast}, {p_cast}, {s_cast})
+        a = n
+        for k in range({padded}):
+            a = min(a, k if score[k] >= top else n)
+        if rank < 1.0:
+            mean = {mean}
+            if mean + (top - mean) / rank < limit:
+                {largest}
+                slack = 1.0
+                if ridge <= full:
+                    slack = max(1.0, widths[t] / (math.sqrt(growth) * (beta + gamma * math.sqrt(largest))))
+                a = sieve(x, score, ({theta_names}), rank, 2.0 * slack - 1.0, limit)
+        coin = mix(np.uint32(t) ^ np.uint32(seed)) * 2.0**-32 < truth[a]
+        regret += best - truth[a]
+        {observe}
+    {store}
+    return regret
+"""
+
+
+@fast
+def sieve(x, score, theta, rank, many, limit):
+    """Return the chosen action, from the scores mean + rank * bonus of all actions."""
+    n, d = x.shape
+    mean, bonus, ranked = np.empty(n), np.empty(n), np.empty(n)
+    for k in range(n):
+        total = 0.0
+        for j in range(d):
+            total += x[k, j] * theta[j]
+        mean[k], bonus[k] = total, (score[k] - total) / rank
+    return choose(mean, bonus, ranked, rank, many, limit)
+
+
+def lower(d: int) -> list[tuple[int, int]]:
+    """Return the entries of a lower triangle."""
+    return [(i, j) for i in range(d) for j in range(i + 1)]
+
+
+def entry(name: str, i: int, j: int) -> str:
+    """Return the name of an entry of a symmetric matrix."""
+    return f"{name}{max(i, j)}{min(i, j)}"
+
+
+def squared(new: str, old: str, d: int) -> list[str]:
+    """Return statements that square a symmetric matrix."""
+    return [
+        f"{new}{i}{j} = "
+        + " + ".join(f"{entry(old, i, m)} * {entry(old, m, j)}" for m in range(d))
+        for i, j in lower(d)
+    ]
+
+
+def power(d: int) -> list[str]:
+    """Return statements that bound the largest eigenvalue of P by tr(P^8)^(1/8)."""
+    norm = " + ".join(f"{1 + (i > j)} * f{i}{j} * f{i}{j}" for i, j in lower(d))
+    return [*squared("f", "s", d), f"largest = math.sqrt(math.sqrt(math.sqrt({norm})))"]
+
+
+def compiled(text: str, name: str, indents: dict[str, list[str]], **values: Any) -> Any:
+    """Return the compiled function ``name`` of a source with lists of statements filled in."""
+    lines = []
+    for line in text.splitlines():
+        key = line.strip()[1:-1]
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += [indent + statement for statement in indents.get(key) or [line.strip().format(**values)]]
+    scorer = values.get("scorer")
+    names: dict[str, Any] = {
+        "np": np, "math": math, "mix": mix, "sieve": sieve, "scores": scorer
+    }  # fmt: skip
+    exec("\n".join(lines), names)
+    return fast(names[name])
+
+
+@cache
+def make_scores(d: int, n: int) -> Callable[..., Any]:
+    """Compile `SCORES` for n actions and d features."""
+    whole, pairs = range(d), lower(d)
+    return compiled(
+        SCORES, "scores",
+        {
+            "folded": ["pass"],
+            "reads": [f"x{j} = products[{j}, k]" for j in whole]
+            + [f"x{i}{j} = products[{d + e}, k]" for e, (i, j) in enumerate(pairs)],
+        },
+        theta=", ".join(f"b{j}" for j in whole),
+        p=", ".join(f"p{i}{j}" for i, j in pairs),
+        s=", ".join(f"s{i}{j}" for i, j in pairs),
+        padded=len_padded(n),
+        mean=" + ".join(f"b{j} * x{j}" for j in whole),
+        width=" + ".join(f"p{i}{j} * x{i}{j}" for i, j in pairs),
+        second=" + ".join(f"s{i}{j} * x{i}{j}" for i, j in pairs),
+    )  # fmt: skip
+
+
+@cache
+def make_prefixes(size: int, buffers: int) -> Callable[..., None]:
+    """Compile `NOISE` for statistics of ``size`` entries."""
+    return compiled(
+        NOISE, "prefixes",
+        {
+            "loads": [f"w{i} = weights[{i}]" for i in range(buffers + 1)]
+            + [f"t{i} = decays[{i - 1}]" for i in range(1, buffers + 1)],
+            "steps": [
+                f"s{i} = t{i} * buffers[{i - 1}, e] + drawn; buffers[{i - 1}, e] = s{i}"
+                for i in range(1, buffers + 1)
+            ],
+        },
+        size=size,
+        total=" + ".join(["w0 * drawn", *(f"w{i} * s{i}" for i in range(1, buffers + 1))]),
+    )  # fmt: skip
+
+
+@cache
+def make_rounds(d: int, n: int) -> Callable[..., float]:
+    """Compile `ROUNDS` for n actions and d features, at most 6."""
+    whole, pairs, minors, sweep = range(d), lower(d), [], ["least = 1.0"]
+    for i, j in pairs:
+        minors.append(f"m{i}{j} = v{i}{j} * unit" + (" + shift" if i == j else ""))
+    for k in whole:
+        minors += [
+            f"m{i}{j} = m{k}{k} * m{i}{j} - m{i}{k} * m{j}{k}" for i, j in pairs if j > k
+        ]
+        others = [j for j in whole if j != k]
+        sweep += [f"least = min(least, p{k}{k}); det *= p{k}{k}; q = 1.0 / p{k}{k}"]
+        sweep += [f"r{j} = {entry('p', j, k)} * q" for j in others]
+        sweep += [
+            f"p{i}{j} -= {entry('p', i, k)} * r{j}" for i, j in pairs if k not in (i, j)
+        ]
+        sweep += [f"{entry('p', j, k)} = r{j}" for j in others] + [f"p{k}{k} = -q"]
+    sweep += [f"p{i}{j} = -p{i}{j}" for i, j in pairs]
+    released = [f"b{j} = u{j} + noise[i, {j}]" for j in whole]
+    released += [f"v{i}{j} = g{i}{j} + noise[i, {d + e}]" for e, (i, j) in enumerate(pairs)]
+    observe = [f"x{j} = x[a, {j}]" for j in whole] + ["if coin:"]
+    observe += [f"    u{j} += x{j}" for j in whole]
+    observe += [f"g{i}{j} += x{i} * x{j}" for i, j in pairs]
+    names = [f"u{j}" for j in whole] + [f"g{i}{j}" for i, j in pairs]
+    return compiled(
+        ROUNDS, "rounds",
+        {
+            "sums": [f"{name} = sums[{e}]" for e, name in enumerate(names)],
+            "store": [f"sums[{e}] = {name}" for e, name in enumerate(names)],
+            "released": released,
+            "minors": minors,
+            "diagonal": [f"p{i}{j} = v{i}{j}" + (" + ridge" if i == j else "") for i, j in pairs],
+            "sweep": sweep,
+            "square": squared("s", "p", d),
+            "largest": power(d),
+            "theta": [
+                f"h{i} = " + " + ".join(f"{entry('p', i, j)} * b{j}" for j in whole) for i in whole
+            ],
+            "observe": observe,
+        },
+        d=d, scorer=make_scores(d, n), padded=len_padded(n),
+        pivots=", ".join(f"m{j}{j}" for j in whole),
+        theta_cast=", ".join(f"np.float32(h{j})" for j in whole),
+        p_cast=", ".join(f"np.float32(one * p{i}{j})" for i, j in pairs),
+        s_cast=", ".join(f"np.float32(two * s{i}{j})" for i, j in pairs),
+        theta_names=", ".join(f"h{j}" for j in whole),
+        mean=" + ".join(f"h{j} * x[a, {j}]" for j in whole),
+    )  # fmt: skip
+
+
+def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
+    """Run one agent with K fixed actions (K, d), and a release with noise in every round."""
+    n, d = rows.shape
+    size, radius, rounds = plan.statistic_size, plan.radius, plan.horizon
+    assert plan.batch_size == 1 and radius.direct and radius.determinant
+    loop, prefixes = make_rounds(d, n), make_prefixes(size, max(1, plan.buffers))
+    start = time.process_time()
+    pairs = lower(d)
+    x = np.ascontiguousarray(rows, np.float64)
+    products = np.empty((d + len(pairs), len_padded(n)), np.float32)
+    products[:, n:] = 0.0
+    products[:d, :n] = x.T
+    for e, (i, j) in enumerate(pairs):
+        products[d + e, :n] = (1.0 + (i > j)) * x[:, i] * x[:, j]
+    products[:, n:] = products[:, :1]
+    # Without buffers users add the noise: it is a random walk.
+    packed = plan.coefficients if plan.buffers else np.array([0.0, 1.0, 1.0])
+    packed = packed.astype(np.float32)
+    weights, decays = np.append(packed[0], packed[2::2]), packed[1::2].copy()
+    std = np.array([plan.noise_std.bias] * d + [
+        plan.noise_std.diagonal if i == j else plan.noise_std.off_diagonal for i, j in pairs
+    ], np.float32)
+    floors = radius.floor.copy()
+    floors[floors <= 0.0] = 1e30  # lambda is then full
+    multiplier = radius.multiplier
+    arrays = (
+        plan.regularizer, floors, multiplier * radius.error_bound,
+        np.asarray(plan.widths or np.zeros(rounds + 1)),
+    )
+    numbers = (
+        radius.base, multiplier * radius.scale, radius.anchor, multiplier * radius.tau, plan.ranking,
+        plan.reward_limit, int(mix(seed + 1)),
+    )
+    sums, score = np.zeros(size), np.empty(len_padded(n), np.float32)
+    buffers = np.zeros((len(decays), size), np.float32)
+    z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
+    noise, counter, regret = np.zeros((BLOCK, size), np.float32), int(mix(seed + 77)), 0.0
+    regret += loop(0, noise[:1], arrays, numbers, x, products, score, means, sums)
+    for first in range(1, rounds, BLOCK):
+        normals(np.uint32(counter), z, bits)
+        counter = (counter + 2 * len(bits)) % 2**32
+        block = noise[: min(BLOCK, rounds - first)]
+        prefixes(z.reshape(-1), std, weights, decays, buffers, block)
+        regret += loop(first, block, arrays, numbers, x, products, score, means, sums)
+    return regret, 1e6 * (time.process_time() - start) / rounds
