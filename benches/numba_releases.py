@@ -42,7 +42,8 @@ def scores(products, score, {theta}, {p}, {s}):
         {reads}
         value = {mean} + np.sqrt({width}) + np.sqrt({second})
         score[k] = value
-        top = max(top, value)
+    for k in range({padded}):
+        top = max(top, score[k])
     return top
 """
 
@@ -157,18 +158,18 @@ def compiled(text: str, name: str, indents: dict[str, list[str]], **values: Any)
 @cache
 def make_scores(d: int, n: int) -> Callable[..., Any]:
     """Compile `SCORES` for n actions and d features."""
-    whole, pairs = range(d), lower(d)
+    whole, pairs, padded = range(d), lower(d), len_padded(n)
     return compiled(
         SCORES, "scores",
         {
             "folded": ["pass"],
-            "reads": [f"x{j} = products[{j}, k]" for j in whole]
-            + [f"x{i}{j} = products[{d + e}, k]" for e, (i, j) in enumerate(pairs)],
+            "reads": [f"x{j} = products[{j * padded} + k]" for j in whole]
+            + [f"x{i}{j} = products[{(d + e) * padded} + k]" for e, (i, j) in enumerate(pairs)],
         },
         theta=", ".join(f"b{j}" for j in whole),
         p=", ".join(f"p{i}{j}" for i, j in pairs),
         s=", ".join(f"s{i}{j}" for i, j in pairs),
-        padded=len_padded(n),
+        padded=padded,
         mean=" + ".join(f"b{j} * x{j}" for j in whole),
         width=" + ".join(f"p{i}{j} * x{i}{j}" for i, j in pairs),
         second=" + ".join(f"s{i}{j} * x{i}{j}" for i, j in pairs),
@@ -280,11 +281,11 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     buffers = np.zeros((len(decays), size), np.float32)
     z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
     noise, counter, regret = np.zeros((BLOCK, size), np.float32), int(mix(seed + 77)), 0.0
-    regret += loop(0, noise[:1], arrays, numbers, x, products, score, means, sums)
+    regret += loop(0, noise[:1], arrays, numbers, x, products.reshape(-1), score, means, sums)
     for first in range(1, rounds, BLOCK):
         normals(np.uint32(counter), z, bits)
         counter = (counter + 2 * len(bits)) % 2**32
         block = noise[: min(BLOCK, rounds - first)]
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
-        regret += loop(first, block, arrays, numbers, x, products, score, means, sums)
+        regret += loop(first, block, arrays, numbers, x, products.reshape(-1), score, means, sums)
     return regret, 1e6 * (time.process_time() - start) / rounds
