@@ -51,18 +51,17 @@ def prefixes(z, std, weights, decays, buffers, noise):
 
 #: Source of the scores mean + rank (beta sqrt(x' P x) + gamma sqrt(x' P^2 x)) of all actions.
 SCORES = """
-def scores(products, score, {theta}, {p}, {s}):
-    {folded}
+def scores(features, score, beta, gamma, {theta}, {inverse}):
     for k in range({padded}):
         {reads}
-        value = {mean} + np.sqrt({width}) + np.sqrt({second})
-        score[k] = value
+        {products}
+        score[k] = {mean} + beta * np.sqrt({width}) + gamma * np.sqrt({second})
     return largest_of(score)
 """
 
 #: Source of the rounds of a block. P is the inverse of V, and S its square.
 ROUNDS = """
-def rounds(first, noise, plan, numbers, x, products, score, truth, sums):
+def rounds(first, noise, plan, numbers, x, features, score, truth, sums):
     fulls, floors, errors, widths = plan
     base, scale, anchor, tau, rank, limit, seed = numbers
     regret, best, n = 0.0, truth.max(), len(truth)
@@ -85,7 +84,6 @@ def rounds(first, noise, plan, numbers, x, products, score, truth, sums):
             if least > 0.0:
                 break
             ridge *= 2.0
-        {square}
         growth, largest = 1.0, 0.0
         if ridge < full:
             {largest}
@@ -94,8 +92,8 @@ def rounds(first, noise, plan, numbers, x, products, score, truth, sums):
         beta = scale * math.sqrt(growth * (base + max(0.0, log_det)))
         gamma = tau * ridge + errors[t]
         {theta}
-        one, two = (rank * beta) ** 2, (rank * gamma) ** 2
-        a = scores(products, score, {theta_cast}, {p_cast}, {s_cast})
+        one, two = np.float32(rank * beta), np.float32(rank * gamma)
+        a = scores(features, score, one, two, {theta_cast}, {p_cast})
         if rank < 1.0:
             mean = {mean}
             if mean + (score[a] - mean) / rank < limit:
@@ -147,7 +145,7 @@ def squared(new: str, old: str, d: int) -> list[str]:
 def power(d: int) -> list[str]:
     """Return statements that bound the largest eigenvalue of P by tr(P^8)^(1/8)."""
     norm = " + ".join(f"{1 + (i > j)} * f{i}{j} * f{i}{j}" for i, j in lower(d))
-    return [*squared("f", "s", d), f"largest = math.sqrt(math.sqrt(math.sqrt({norm})))"]
+    return [*squared("s", "p", d), *squared("f", "s", d), f"largest = math.sqrt(math.sqrt(math.sqrt({norm})))"]
 
 
 def compiled(text: str, name: str, indents: dict[str, list[str]], **values: Any) -> Any:
@@ -173,17 +171,17 @@ def make_scores(d: int, n: int) -> Callable[..., Any]:
     return compiled(
         SCORES, "scores",
         {
-            "folded": ["pass"],
-            "reads": [f"x{j} = products[{j * padded} + k]" for j in whole]
-            + [f"x{i}{j} = products[{(d + e) * padded} + k]" for e, (i, j) in enumerate(pairs)],
+            "reads": [f"x{j} = features[{j * padded} + k]" for j in whole],
+            "products": [
+                f"y{i} = " + " + ".join(f"{entry('p', i, j)} * x{j}" for j in whole) for i in whole
+            ],
         },
         theta=", ".join(f"b{j}" for j in whole),
-        p=", ".join(f"p{i}{j}" for i, j in pairs),
-        s=", ".join(f"s{i}{j}" for i, j in pairs),
+        inverse=", ".join(f"p{i}{j}" for i, j in pairs),
         padded=padded,
         mean=" + ".join(f"b{j} * x{j}" for j in whole),
-        width=" + ".join(f"p{i}{j} * x{i}{j}" for i, j in pairs),
-        second=" + ".join(f"s{i}{j} * x{i}{j}" for i, j in pairs),
+        width=" + ".join(f"y{j} * x{j}" for j in whole),
+        second=" + ".join(f"y{j} * y{j}" for j in whole),
     )  # fmt: skip
 
 
@@ -238,7 +236,6 @@ def make_rounds(d: int, n: int) -> Callable[..., float]:
             "minors": minors,
             "diagonal": [f"p{i}{j} = v{i}{j}" + (" + ridge" if i == j else "") for i, j in pairs],
             "sweep": sweep,
-            "square": squared("s", "p", d),
             "largest": power(d),
             "theta": [
                 f"h{i} = " + " + ".join(f"{entry('p', i, j)} * b{j}" for j in whole) for i in whole
@@ -248,8 +245,7 @@ def make_rounds(d: int, n: int) -> Callable[..., float]:
         d=d, scorer=make_scores(d, n), padded=len_padded(n),
         pivots=", ".join(f"m{j}{j}" for j in whole),
         theta_cast=", ".join(f"np.float32(h{j})" for j in whole),
-        p_cast=", ".join(f"np.float32(one * p{i}{j})" for i, j in pairs),
-        s_cast=", ".join(f"np.float32(two * s{i}{j})" for i, j in pairs),
+        p_cast=", ".join(f"np.float32(p{i}{j})" for i, j in pairs),
         theta_names=", ".join(f"h{j}" for j in whole),
         mean=" + ".join(f"h{j} * x[a, {j}]" for j in whole),
     )  # fmt: skip
@@ -264,12 +260,8 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     start = time.process_time()
     pairs = lower(d)
     x = np.ascontiguousarray(rows, np.float64)
-    products = np.empty((d + len(pairs), len_padded(n)), np.float32)
-    products[:, n:] = 0.0
-    products[:d, :n] = x.T
-    for e, (i, j) in enumerate(pairs):
-        products[d + e, :n] = (1.0 + (i > j)) * x[:, i] * x[:, j]
-    products[:, n:] = products[:, :1]
+    features = np.empty((d, len_padded(n)), np.float32)
+    features[:, :n], features[:, n:] = x.T, x[:1].T
     # Without buffers users add the noise: it is a random walk.
     packed = plan.coefficients if plan.buffers else np.array([0.0, 1.0, 1.0])
     packed = packed.astype(np.float32)
@@ -292,11 +284,11 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     buffers = np.zeros((len(decays), size), np.float32)
     z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
     noise, counter, regret = np.zeros((BLOCK, size), np.float32), int(mix(seed + 77)), 0.0
-    regret += loop(0, noise[:1], arrays, numbers, x, products.reshape(-1), score, means, sums)
+    regret += loop(0, noise[:1], arrays, numbers, x, features.reshape(-1), score, means, sums)
     for first in range(1, rounds, BLOCK):
         normals(np.uint32(counter), z, bits)
         counter = (counter + 2 * len(bits)) % 2**32
         block = noise[: min(BLOCK, rounds - first)]
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
-        regret += loop(first, block, arrays, numbers, x, products.reshape(-1), score, means, sums)
+        regret += loop(first, block, arrays, numbers, x, features.reshape(-1), score, means, sums)
     return regret, 1e6 * (time.process_time() - start) / rounds
