@@ -292,3 +292,154 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
         regret += loop(first, block, arrays, numbers, x, features.reshape(-1), score, means, sums)
     return regret, 1e6 * (time.process_time() - start) / rounds
+
+
+# ---- Silos that synchronise when a determinant has grown ----------------------------------------
+
+#: sin(pi t / 2) / t and cos(pi t / 2) for |t| <= 1: coefficients of 1, t^2, t^4, ...
+_NODES = np.cos(np.pi * (np.arange(64) + 0.5) / 64)
+SINE, COSINE = (
+    np.polyfit(_NODES**2, values, degree)[::-1].tolist()
+    for values, degree in (
+        (np.sin(0.5 * np.pi * _NODES) / _NODES, 3), (np.cos(0.5 * np.pi * _NODES), 4)
+    )
+)  # fmt: skip
+
+#: Source of agent-rounds under one model. The squared radii of pairs of coordinates of a uniform
+#: point on a sphere are the gaps between sorted uniform numbers.
+SPHERE = """
+def sphere(state, theta, truth, inverse, beta, chosen, rewards):
+    c, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
+    unit, angle = np.float32(2.0**-32), np.float32(2.0**-31)
+    z = np.empty({m} * {padded}, np.float32)
+    {loads}
+    for r in range(len(chosen)):
+        for i in range({words} * {padded}):
+            w = state[i]
+            w ^= w << np.uint32(13)
+            w ^= w >> np.uint32(17)
+            state[i] = w ^ (w << np.uint32(5))
+        top, most = np.int32(-(2**31) + 1), np.int32(0)
+        for k in range({padded}):
+            {points}
+            scale = c / np.sqrt({length})
+            {scaled}
+            expected = g{m} * c + {expected}
+            most = max(most, np.float32(expected).view(np.int32))
+            {products}
+            score = h{m} * c + {mean} + beta * np.sqrt({width})
+            bits = np.float32(score).view(np.int32)
+            bits ^= (bits >> np.int32(31)) & np.int32(0x7FFFFFFF)
+            key = np.int32((bits & np.int32(-128)) | np.int32(127 - k))
+            top = max(top, key)
+        a = 127 - (top & np.int32(127))
+        {store}
+        chosen[r, {m}] = c
+        expected = g{m} * c + {played}
+        regret += np.int32(most).view(np.float32) - expected
+        coin = mix(state[0] ^ np.uint32(r)) * 2.0**-32 < expected
+        rewards[r] = one if coin else np.float32(0.0)
+    return regret
+"""
+
+
+def horner(coefficients: list[float], variable: str) -> str:
+    """Return the source of a polynomial."""
+    terms = [f"np.float32({value!r})" for value in coefficients]
+    text = terms.pop()
+    while terms:
+        text = f"({terms.pop()} + {variable} * {text})"
+    return text
+
+
+@cache
+def make_sphere(d: int, n: int) -> Callable[..., float]:
+    """Compile `SPHERE` for n <= 128 actions and d features, the last of which is 1/sqrt 2."""
+    m, padded = d - 1, -(-n // 8) * 8
+    pairs = -(-m // 2)
+    points = [
+        f"o{j} = np.float32(np.int32(state[{j * padded} + k] >> np.uint32(1))) * angle"
+        for j in range(1, pairs)
+    ]
+    for j in range(2, pairs):  # insertion sort
+        points += [f"o{i}, o{i + 1} = min(o{i}, o{i + 1}), max(o{i}, o{i + 1})" for i in range(j - 1, 0, -1)]
+    for j in range(pairs):
+        upper, under = "one" if j == pairs - 1 else f"o{j + 1}", "" if j == 0 else f" - o{j}"
+        word = pairs - 1 + j
+        points += [
+            f"rho = np.sqrt({upper}{under})",
+            f"t = np.float32(np.int32(state[{word * padded} + k])) * angle",
+            "q = t * t",
+            f"s = t * {horner(SINE, 'q')}",
+            f"z{2 * j} = rho - two * rho * s * s",
+        ]
+        if 2 * j + 1 < m:
+            points += [f"z{2 * j + 1} = two * rho * s * {horner(COSINE, 'q')}"]
+    whole = range(m)
+    loads = [f"h{j} = theta[{j}]; g{j} = truth[{j}]" for j in range(d)]
+    loads += [f"p{i}{j} = inverse[{i}, {j}]" for i, j in lower(d)]
+    products = [
+        f"y{i} = " + " + ".join(f"p{i}{j} * " + ("c" if j == m else f"z{j}") for j in range(i + 1))
+        for i in range(d)
+    ]
+    return compiled(
+        SPHERE, "sphere",
+        {
+            "loads": loads,
+            "points": points,
+            "scaled": [f"z{j} *= scale; z[{j * padded} + k] = z{j}" for j in whole],
+            "products": products,
+            "store": [f"chosen[r, {j}] = z[{j * padded} + a]" for j in whole],
+        },
+        m=m, padded=padded, words=2 * pairs - 1,
+        length=" + ".join(f"z{j} * z{j}" for j in whole),
+        expected=" + ".join(f"g{j} * z{j}" for j in whole),
+        played=" + ".join(f"g{j} * chosen[r, {j}]" for j in whole),
+        mean=" + ".join(f"h{j} * z{j}" for j in whole),
+        width=" + ".join(f"y{j} * y{j}" for j in range(d)),
+    )  # fmt: skip
+
+
+def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
+    """Run lazy silos on the sphere with a determinant trigger; truth (d,) is theta*."""
+    d, silos, radius, trigger = plan.dimension, plan.silos, plan.radius, plan.trigger
+    assert trigger is not None and plan.lazy and plan.ranking == 1.0 and not radius.direct
+    loop = make_sphere(d, actions)
+    start, draw, true = time.process_time(), np.random.default_rng(seed), truth.astype(np.float32)
+    state = draw.integers(1, 2**32, 16 * d * actions, np.uint32)
+    total, bias, nodes, releases = np.zeros((d, d)), np.zeros(d), [], 0
+    x, y = np.empty((plan.horizon * silos, d), np.float32), np.empty(plan.horizon * silos, np.float32)
+    t, last, regret, noise, bias_noise = 0, 0, 0.0, np.zeros((d, d)), np.zeros(d)
+    std = plan.noise_std.times(math.sqrt(silos))
+    while t < plan.horizon:
+        k = plan.entry(releases)
+        v = total + noise + plan.regularizer[k] * np.eye(d)
+        values = np.linalg.eigvalsh(v)
+        log_det = float(np.log(values).sum())
+        beta = radius.of(k, 1.0, log_det, d)
+        theta = np.linalg.solve(v, bias + bias_noise).astype(np.float32)
+        inverse = np.linalg.inv(np.linalg.cholesky(v)).astype(np.float32)
+        least, growth = float(values[0]) + trigger.extra, float(np.log(values + trigger.extra).sum()) - log_det
+        while t < plan.horizon:
+            # No silo can ask before ``until``: a row adds at most 1 / least to its growth.
+            until = t + 1
+            while until < plan.horizon and (growth + (until - t) / least) * (until - last) < trigger.threshold:
+                until += 1
+            rounds = slice(t * silos, until * silos)
+            regret += loop(state, theta, true, inverse, np.float32(beta), x[rounds], y[rounds])
+            t = until
+            rows = x[last * silos : t * silos].reshape(t - last, silos, d).astype(np.float64)
+            grams = np.einsum("tij,tik->ijk", rows, rows)
+            growth = float(np.linalg.slogdet(grams + v + trigger.extra * np.eye(d))[1].max()) - log_det
+            if growth * (t - last) >= trigger.threshold:
+                total, bias = total + grams.sum(axis=0), bias + np.einsum("tij,ti->j", rows, y[last * silos : t * silos].reshape(t - last, silos))
+                break
+        else:
+            break
+        last, releases = t, releases + 1
+        level = (releases & -releases).bit_length() - 1
+        lower_part = np.tril(draw.normal(0.0, std.off_diagonal, (d, d)), -1)
+        node = lower_part + lower_part.T + np.diag(draw.normal(0.0, std.diagonal, d))
+        nodes = [*[pair for pair in nodes if pair[0] > level], (level, node, draw.normal(0.0, std.bias, d))]
+        noise, bias_noise = (sum(pair[i] for pair in nodes) for i in (1, 2))
+    return regret, 1e6 * (time.process_time() - start) / (silos * plan.horizon)
