@@ -316,9 +316,9 @@ def sphere(state, theta, truth, inverse, beta, chosen, rewards):
     for r in range(len(chosen)):
         for i in range({words} * {padded}):
             w = state[i]
-            w ^= w << np.uint32(13)
-            w ^= w >> np.uint32(17)
-            state[i] = w ^ (w << np.uint32(5))
+            w = np.uint32(w ^ np.uint32(w << np.uint32(13)))
+            w = np.uint32(w ^ (w >> np.uint32(17)))
+            state[i] = w ^ np.uint32(w << np.uint32(5))
         top, most = np.int32(-(2**31) + 1), np.int32(0)
         for k in range({padded}):
             {points}
@@ -326,6 +326,8 @@ def sphere(state, theta, truth, inverse, beta, chosen, rewards):
             {scaled}
             expected = g{m} * c + {expected}
             most = max(most, np.float32(expected).view(np.int32))
+        for k in range({padded}):
+            {loaded}
             {products}
             score = h{m} * c + {mean} + beta * np.sqrt({width})
             bits = np.float32(score).view(np.int32)
@@ -355,10 +357,10 @@ def horner(coefficients: list[float], variable: str) -> str:
 @cache
 def make_sphere(d: int, n: int) -> Callable[..., float]:
     """Compile `SPHERE` for n <= 128 actions and d features, the last of which is 1/sqrt 2."""
-    m, padded = d - 1, -(-n // 8) * 8
+    m, padded = d - 1, len_padded(n)
     pairs = -(-m // 2)
     points = [
-        f"o{j} = np.float32(np.int32(state[{j * padded} + k] >> np.uint32(1))) * angle"
+        f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * angle"
         for j in range(1, pairs)
     ]
     for j in range(2, pairs):  # insertion sort
@@ -388,6 +390,7 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
             "loads": loads,
             "points": points,
             "scaled": [f"z{j} *= scale; z[{j * padded} + k] = z{j}" for j in whole],
+            "loaded": [f"z{j} = z[{j * padded} + k]" for j in whole],
             "products": products,
             "store": [f"chosen[r, {j}] = z[{j * padded} + a]" for j in whole],
         },
@@ -406,7 +409,9 @@ def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
     assert trigger is not None and plan.lazy and plan.ranking == 1.0 and not radius.direct
     loop = make_sphere(d, actions)
     start, draw, true = time.process_time(), np.random.default_rng(seed), truth.astype(np.float32)
-    state = draw.integers(1, 2**32, 16 * d * actions, np.uint32)
+    # Lanes beyond the last action repeat the first ones.
+    lanes = np.arange(len_padded(actions)) % actions
+    state = draw.integers(1, 2**32, (2 * d, actions), np.uint32)[:, lanes].ravel()
     total, bias, nodes, releases = np.zeros((d, d)), np.zeros(d), [], 0
     x, y = np.empty((plan.horizon * silos, d), np.float32), np.empty(plan.horizon * silos, np.float32)
     t, last, regret, noise, bias_noise = 0, 0, 0.0, np.zeros((d, d)), np.zeros(d)
