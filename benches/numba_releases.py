@@ -25,17 +25,15 @@ BLOCK = 256
 
 
 @fast(inline="always")
-def largest_of(score):
-    """Return the index of the largest score; scores that agree in 17 bits are equal.
+def key(score, k):
+    """Return an integer that sorts like a score, with the action k < 128 in its last bits.
 
-    Integers that sort like the scores hold the index in their last bits. LLVM vectorises their
-    maximum, but not that of floats.
+    LLVM vectorises the maximum of integers, but not that of floats. Scores that agree in 17 bits
+    are equal.
     """
-    bits, top = score.view(np.int32), np.int32(-(2**31) + 1)
-    for k in range(len(bits)):
-        key = bits[k] ^ ((bits[k] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-        top = max(top, (key & np.int32(-128)) | np.int32(127 - k))
-    return 127 - (top & np.int32(127))
+    bits = np.float32(score).view(np.int32)
+    bits ^= (bits >> np.int32(31)) & np.int32(0x7FFFFFFF)
+    return np.int32((bits & np.int32(-128)) | np.int32(127 - k))
 
 
 #: Source of the noise of prefix sums: w_0 z + sum of w_i s_i with s_i <- t_i s_i + z.
@@ -51,17 +49,18 @@ def prefixes(z, std, weights, decays, buffers, noise):
 
 #: Source of the scores mean + rank (beta sqrt(x' P x) + gamma sqrt(x' P^2 x)) of all actions.
 SCORES = """
-def scores(features, score, beta, gamma, {theta}, {inverse}):
+def scores(features, beta, gamma, {theta}, {inverse}):
+    top = np.int32(-(2**31) + 1)
     for k in range({padded}):
         {reads}
         {products}
-        score[k] = {mean} + beta * np.sqrt({width}) + gamma * np.sqrt({second})
-    return largest_of(score)
+        top = max(top, key({mean} + beta * np.sqrt({width}) + gamma * np.sqrt({second}), k))
+    return 127 - (top & np.int32(127))
 """
 
 #: Source of the rounds of a block. P is the inverse of V, and S its square.
 ROUNDS = """
-def rounds(first, noise, plan, numbers, x, features, score, truth, sums):
+def rounds(first, noise, plan, numbers, x, features, truth, sums):
     fulls, floors, errors, widths = plan
     base, scale, anchor, tau, rank, limit, seed = numbers
     regret, best, n = 0.0, truth.max(), len(truth)
@@ -93,15 +92,17 @@ def rounds(first, noise, plan, numbers, x, features, score, truth, sums):
         gamma = tau * ridge + errors[t]
         {theta}
         one, two = np.float32(rank * beta), np.float32(rank * gamma)
-        a = scores(features, score, one, two, {theta_cast}, {p_cast})
+        a = scores(features, one, two, {theta_cast}, {p_cast})
         if rank < 1.0:
-            mean = {mean}
-            if mean + (score[a] - mean) / rank < limit:
+            {chosen}
+            if upper < limit:
                 {largest}
                 slack = 1.0
                 if ridge <= full:
-                    slack = max(1.0, widths[t] / (math.sqrt(growth) * (beta + gamma * math.sqrt(largest))))
-                a = sieve(x, score, ({theta_names}), rank, 2.0 * slack - 1.0, limit)
+                    bound = beta + gamma * math.sqrt(largest)
+                    slack = max(1.0, widths[t] / (math.sqrt(growth) * bound))
+                many = 2.0 * slack - 1.0
+                a = sieve(x, ({theta_names}), ({inverse}), beta, gamma, rank, many, limit)
         coin = mix(np.uint32(t) ^ np.uint32(seed)) * 2.0**-32 < truth[a]
         regret += best - truth[a]
         {observe}
@@ -111,16 +112,22 @@ def rounds(first, noise, plan, numbers, x, features, score, truth, sums):
 
 
 @fast
-def sieve(x, score, theta, rank, many, limit):
-    """Return the chosen action, from the scores mean + rank * bonus of all actions."""
+def sieve(x, theta, inverse, beta, gamma, rank, many, limit):
+    """Return the chosen action; the inverse of V is the list of its lower triangle."""
     n, d = x.shape
-    mean, bonus, ranked = np.empty(n), np.empty(n), np.empty(n)
+    mean, bonus, score = np.empty(n), np.empty(n), np.empty(n)
     for k in range(n):
-        total = 0.0
-        for j in range(d):
-            total += x[k, j] * theta[j]
-        mean[k], bonus[k] = total, (score[k] - total) / rank
-    return choose(mean, bonus, ranked, rank, many, limit)
+        total = width = second = 0.0
+        for i in range(d):
+            product = 0.0
+            for j in range(d):
+                high, low = max(i, j), min(i, j)
+                product += inverse[high * (high + 1) // 2 + low] * x[k, j]
+            total += x[k, i] * theta[i]
+            width += x[k, i] * product
+            second += product * product
+        mean[k], bonus[k] = total, beta * math.sqrt(width) + gamma * math.sqrt(second)
+    return choose(mean, bonus, score, rank, many, limit)
 
 
 def lower(d: int) -> list[tuple[int, int]]:
@@ -152,13 +159,13 @@ def compiled(text: str, name: str, indents: dict[str, list[str]], **values: Any)
     """Return the compiled function ``name`` of a source with lists of statements filled in."""
     lines = []
     for line in text.splitlines():
-        key = line.strip()[1:-1]
+        slot = line.strip()[1:-1]
         indent = line[: len(line) - len(line.lstrip())]
-        lines += [indent + statement for statement in indents.get(key) or [line.strip().format(**values)]]
+        lines += [indent + statement for statement in indents.get(slot) or [line.strip().format(**values)]]
     scorer = values.get("scorer")
     names: dict[str, Any] = {
         "np": np, "math": math, "mix": mix, "sieve": sieve, "scores": scorer,
-        "largest_of": largest_of,
+        "key": key,
     }  # fmt: skip
     exec("\n".join(lines), names)
     return fast(names[name])
@@ -226,6 +233,13 @@ def make_rounds(d: int, n: int) -> Callable[..., float]:
     observe = [f"x{j} = x[a, {j}]" for j in whole] + ["if coin:"]
     observe += [f"    u{j} += x{j}" for j in whole]
     observe += [f"g{i}{j} += x{i} * x{j}" for i, j in pairs]
+    chosen = [f"x{j} = x[a, {j}]" for j in whole]
+    chosen += [
+        f"y{i} = " + " + ".join(f"{entry('p', i, j)} * x{j}" for j in whole) for i in whole
+    ]
+    width, second = (" + ".join(f"y{j} * {v}{j}" for j in whole) for v in "xy")
+    mean = " + ".join(f"h{j} * x{j}" for j in whole)
+    chosen += [f"upper = {mean} + beta * math.sqrt({width}) + gamma * math.sqrt({second})"]
     names = [f"u{j}" for j in whole] + [f"g{i}{j}" for i, j in pairs]
     return compiled(
         ROUNDS, "rounds",
@@ -241,13 +255,14 @@ def make_rounds(d: int, n: int) -> Callable[..., float]:
                 f"h{i} = " + " + ".join(f"{entry('p', i, j)} * b{j}" for j in whole) for i in whole
             ],
             "observe": observe,
+            "chosen": chosen,
         },
         d=d, scorer=make_scores(d, n), padded=len_padded(n),
         pivots=", ".join(f"m{j}{j}" for j in whole),
         theta_cast=", ".join(f"np.float32(h{j})" for j in whole),
         p_cast=", ".join(f"np.float32(p{i}{j})" for i, j in pairs),
         theta_names=", ".join(f"h{j}" for j in whole),
-        mean=" + ".join(f"h{j} * x[a, {j}]" for j in whole),
+        inverse=", ".join(f"p{i}{j}" for i, j in pairs),
     )  # fmt: skip
 
 
@@ -280,17 +295,17 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
         radius.base, multiplier * radius.scale, radius.anchor, multiplier * radius.tau, plan.ranking,
         plan.reward_limit, int(mix(seed + 1)),
     )
-    sums, score = np.zeros(size), np.empty(len_padded(n), np.float32)
+    sums = np.zeros(size)
     buffers = np.zeros((len(decays), size), np.float32)
     z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
     noise, counter, regret = np.zeros((BLOCK, size), np.float32), int(mix(seed + 77)), 0.0
-    regret += loop(0, noise[:1], arrays, numbers, x, features.reshape(-1), score, means, sums)
+    regret += loop(0, noise[:1], arrays, numbers, x, features.reshape(-1), means, sums)
     for first in range(1, rounds, BLOCK):
         normals(np.uint32(counter), z, bits)
         counter = (counter + 2 * len(bits)) % 2**32
         block = noise[: min(BLOCK, rounds - first)]
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
-        regret += loop(first, block, arrays, numbers, x, features.reshape(-1), score, means, sums)
+        regret += loop(first, block, arrays, numbers, x, features.reshape(-1), means, sums)
     return regret, 1e6 * (time.process_time() - start) / rounds
 
 
@@ -308,9 +323,9 @@ SINE, COSINE = (
 #: Source of agent-rounds under one model. The squared radii of pairs of coordinates of a uniform
 #: point on a sphere are the gaps between sorted uniform numbers.
 SPHERE = """
-def sphere(state, theta, truth, inverse, beta, chosen, rewards):
+def sphere(state, learned, theta, truth, inverse, chosen, rewards):
     c, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
-    unit, angle = np.float32(2.0**-32), np.float32(2.0**-31)
+    unit, lowest = np.float32(2.0**-31), np.int32(-(2**31) + 1)
     z = np.empty({m} * {padded}, np.float32)
     {loads}
     for r in range(len(chosen)):
@@ -319,25 +334,23 @@ def sphere(state, theta, truth, inverse, beta, chosen, rewards):
             w = np.uint32(w ^ np.uint32(w << np.uint32(13)))
             w = np.uint32(w ^ (w >> np.uint32(17)))
             state[i] = w ^ np.uint32(w << np.uint32(5))
-        top, most = np.int32(-(2**31) + 1), np.int32(0)
+        most, a = np.int32(0), 0
         for k in range({padded}):
             {points}
             scale = c / np.sqrt({length})
             {scaled}
-            expected = g{m} * c + {expected}
+            expected = {expected} + g{m} * c
             most = max(most, np.float32(expected).view(np.int32))
-        for k in range({padded}):
-            {loaded}
-            {products}
-            score = h{m} * c + {mean} + beta * np.sqrt({width})
-            bits = np.float32(score).view(np.int32)
-            bits ^= (bits >> np.int32(31)) & np.int32(0x7FFFFFFF)
-            key = np.int32((bits & np.int32(-128)) | np.int32(127 - k))
-            top = max(top, key)
-        a = 127 - (top & np.int32(127))
+        if learned:
+            top = lowest
+            for k in range({padded}):
+                {loaded}
+                {products}
+                top = max(top, key({mean} + h{m} * c + np.sqrt({width}), k))
+            a = 127 - (top & np.int32(127))
         {store}
         chosen[r, {m}] = c
-        expected = g{m} * c + {played}
+        expected = {played} + g{m} * c
         regret += np.int32(most).view(np.float32) - expected
         coin = mix(state[0] ^ np.uint32(r)) * 2.0**-32 < expected
         rewards[r] = one if coin else np.float32(0.0)
@@ -360,7 +373,7 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
     m, padded = d - 1, len_padded(n)
     pairs = -(-m // 2)
     points = [
-        f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * angle"
+        f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * unit"
         for j in range(1, pairs)
     ]
     for j in range(2, pairs):  # insertion sort
@@ -370,7 +383,7 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
         word = pairs - 1 + j
         points += [
             f"rho = np.sqrt({upper}{under})",
-            f"t = np.float32(np.int32(state[{word * padded} + k])) * angle",
+            f"t = np.float32(np.int32(state[{word * padded} + k])) * unit",
             "q = t * t",
             f"s = t * {horner(SINE, 'q')}",
             f"z{2 * j} = rho - two * rho * s * s",
@@ -423,7 +436,7 @@ def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
         log_det = float(np.log(values).sum())
         beta = radius.of(k, 1.0, log_det, d)
         theta = np.linalg.solve(v, bias + bias_noise).astype(np.float32)
-        inverse = np.linalg.inv(np.linalg.cholesky(v)).astype(np.float32)
+        inverse = (beta * np.linalg.inv(np.linalg.cholesky(v))).astype(np.float32)
         least, growth = float(values[0]) + trigger.extra, float(np.log(values + trigger.extra).sum()) - log_det
         while t < plan.horizon:
             # No silo can ask before ``until``: a row adds at most 1 / least to its growth.
@@ -431,7 +444,7 @@ def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
             while until < plan.horizon and (growth + (until - t) / least) * (until - last) < trigger.threshold:
                 until += 1
             rounds = slice(t * silos, until * silos)
-            regret += loop(state, theta, true, inverse, np.float32(beta), x[rounds], y[rounds])
+            regret += loop(state, releases > 0, theta, true, inverse, x[rounds], y[rounds])
             t = until
             rows = x[last * silos : t * silos].reshape(t - last, silos, d).astype(np.float64)
             grams = np.einsum("tij,tik->ijk", rows, rows)
