@@ -326,7 +326,7 @@ SPHERE = """
 def sphere(state, learned, theta, truth, inverse, chosen, rewards):
     c, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
     unit, lowest = np.float32(2.0**-31), np.int32(-(2**31) + 1)
-    z = np.empty({m} * {padded}, np.float32)
+    z, lengths = np.empty({m} * {padded}, np.float32), np.empty({padded}, np.float32)
     {loads}
     for r in range(len(chosen)):
         for i in range({words} * {padded}):
@@ -338,15 +338,17 @@ def sphere(state, learned, theta, truth, inverse, chosen, rewards):
         for k in range({padded}):
             {points}
             scale = c / np.sqrt({length})
-            {scaled}
-            expected = {expected} + g{m} * c
+            lengths[k] = scale
+            {stored}
+            expected = scale * ({expected}) + g{m} * c
             most = max(most, np.float32(expected).view(np.int32))
         if learned:
             top = lowest
             for k in range({padded}):
+                scale = lengths[k]
                 {loaded}
                 {products}
-                top = max(top, key({mean} + h{m} * c + np.sqrt({width}), k))
+                top = max(top, key(scale * ({mean}) + h{m} * c + np.sqrt({width}), k))
             a = 127 - (top & np.int32(127))
         {store}
         chosen[r, {m}] = c
@@ -394,18 +396,18 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
     loads = [f"h{j} = theta[{j}]; g{j} = truth[{j}]" for j in range(d)]
     loads += [f"p{i}{j} = inverse[{i}, {j}]" for i, j in lower(d)]
     products = [
-        f"y{i} = " + " + ".join(f"p{i}{j} * " + ("c" if j == m else f"z{j}") for j in range(i + 1))
+        f"y{i} = scale * (" + " + ".join(f"p{i}{j} * z{j}" for j in range(min(i + 1, m))) + ")"
         for i in range(d)
-    ]
+    ] + [f"y{m} += p{m}{m} * c"]
     return compiled(
         SPHERE, "sphere",
         {
             "loads": loads,
             "points": points,
-            "scaled": [f"z{j} *= scale; z[{j * padded} + k] = z{j}" for j in whole],
+            "stored": [f"z[{j * padded} + k] = z{j}" for j in whole],
             "loaded": [f"z{j} = z[{j * padded} + k]" for j in whole],
             "products": products,
-            "store": [f"chosen[r, {j}] = z[{j * padded} + a]" for j in whole],
+            "store": [f"chosen[r, {j}] = lengths[a] * z[{j * padded} + a]" for j in whole],
         },
         m=m, padded=padded, words=2 * pairs - 1,
         length=" + ".join(f"z{j} * z{j}" for j in whole),
@@ -425,39 +427,44 @@ def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) 
     # Lanes beyond the last action repeat the first ones.
     lanes = np.arange(len_padded(actions)) % actions
     state = draw.integers(1, 2**32, (2 * d, actions), np.uint32)[:, lanes].ravel()
-    total, bias, nodes, releases = np.zeros((d, d)), np.zeros(d), [], 0
-    x, y = np.empty((plan.horizon * silos, d), np.float32), np.empty(plan.horizon * silos, np.float32)
-    t, last, regret, noise, bias_noise = 0, 0, 0.0, np.zeros((d, d)), np.zeros(d)
-    std = plan.noise_std.times(math.sqrt(silos))
-    while t < plan.horizon:
+    shape, std = (plan.horizon, silos, d), plan.noise_std.times(math.sqrt(silos))
+    x, y = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
+    total, bias, noise, bias_noise = np.zeros((d, d)), np.zeros(d), np.zeros((d, d)), np.zeros(d)
+    nodes: list[tuple[int, np.ndarray, np.ndarray]] = []
+    t, last, releases, regret = 0, 0, 0, 0.0
+    while True:
         k = plan.entry(releases)
         v = total + noise + plan.regularizer[k] * np.eye(d)
         values = np.linalg.eigvalsh(v)
-        log_det = float(np.log(values).sum())
-        beta = radius.of(k, 1.0, log_det, d)
+        log_det, grown = np.log(values).sum(), values + trigger.extra
+        growth = np.log(grown).sum() - log_det
+        beta = radius.of(k, 1.0, float(log_det), d)
         theta = np.linalg.solve(v, bias + bias_noise).astype(np.float32)
         inverse = (beta * np.linalg.inv(np.linalg.cholesky(v))).astype(np.float32)
-        least, growth = float(values[0]) + trigger.extra, float(np.log(values + trigger.extra).sum()) - log_det
-        while t < plan.horizon:
-            # No silo can ask before ``until``: a row adds at most 1 / least to its growth.
-            until = t + 1
-            while until < plan.horizon and (growth + (until - t) / least) * (until - last) < trigger.threshold:
-                until += 1
-            rounds = slice(t * silos, until * silos)
-            regret += loop(state, releases > 0, theta, true, inverse, x[rounds], y[rounds])
+        fired = False
+        while not fired and t < plan.horizon:
+            # A row adds at most 1 / grown[0] to the growth, so no silo asks before ``until``.
+            most = growth + np.arange(1, plan.horizon - t + 1) / grown[0]
+            may_ask = most * np.arange(t - last + 1, plan.horizon - last + 1) >= trigger.threshold
+            until = t + 1 + int(may_ask.argmax()) if may_ask.any() else plan.horizon
+            rows, rewards = x[t:until].reshape(-1, d), y[t:until].reshape(-1)
+            regret += loop(state, releases > 0, theta, true, inverse, rows, rewards)
             t = until
-            rows = x[last * silos : t * silos].reshape(t - last, silos, d).astype(np.float64)
-            grams = np.einsum("tij,tik->ijk", rows, rows)
-            growth = float(np.linalg.slogdet(grams + v + trigger.extra * np.eye(d))[1].max()) - log_det
-            if growth * (t - last) >= trigger.threshold:
-                total, bias = total + grams.sum(axis=0), bias + np.einsum("tij,ti->j", rows, y[last * silos : t * silos].reshape(t - last, silos))
-                break
-        else:
-            break
+            if may_ask.any():
+                batch = x[last:t].transpose(1, 0, 2).astype(np.float64)
+                grams = batch.transpose(0, 2, 1) @ batch
+                log_dets = np.linalg.slogdet(v + grams + trigger.extra * np.eye(d))[1]
+                growth = log_dets.max() - log_det
+                fired = growth * (t - last) >= trigger.threshold
+        if not fired:
+            return regret, 1e6 * (time.process_time() - start) / (silos * plan.horizon)
+        total += grams.sum(axis=0)
+        bias += y[last:t].reshape(-1) @ x[last:t].reshape(-1, d)
         last, releases = t, releases + 1
-        level = (releases & -releases).bit_length() - 1
-        lower_part = np.tril(draw.normal(0.0, std.off_diagonal, (d, d)), -1)
-        node = lower_part + lower_part.T + np.diag(draw.normal(0.0, std.diagonal, d))
-        nodes = [*[pair for pair in nodes if pair[0] > level], (level, node, draw.normal(0.0, std.bias, d))]
-        noise, bias_noise = (sum(pair[i] for pair in nodes) for i in (1, 2))
-    return regret, 1e6 * (time.process_time() - start) / (silos * plan.horizon)
+        # The noise of a prefix is that of its tree nodes, drawn once for all silos.
+        level = (releases & -releases).bit_length()
+        off = np.tril(draw.normal(0.0, std.off_diagonal, (d, d)), -1)
+        node = off + off.T + np.diag(draw.normal(0.0, std.diagonal, d))
+        nodes = [old for old in nodes if old[0] > level]
+        nodes.append((level, node, draw.normal(0.0, std.bias, d)))
+        noise, bias_noise = (np.sum([each[i] for each in nodes], axis=0) for i in (1, 2))
