@@ -1,17 +1,22 @@
-"""Programs that a competent user writes with numba for private releases, tuned for speed.
+"""Programs with noisy releases that a competent user writes with numba, tuned for speed.
 
-`agent` is one agent with fixed actions and a noisy release in every round (`linucb-jdp`,
-`linucb-ldp`). The shortcuts are those of `numba_opponents.py`. Loops over d are unrolled in
-generated source, where ``v32`` is the entry (3, 2) of a symmetric matrix, and ``b1`` an entry of a
-vector.
+`agent` is one agent with fixed actions and a release in every round (`linucb-jdp`, `linucb-ldp`).
+`feducb` is a federation on the sphere with a determinant trigger. The shortcuts are those of
+`numba_opponents.py`. Sources are written for any d, and unrolled by `unrolled`:
+
+- ``@ij p_ij = v_ij`` becomes a statement for each pair i >= j, and ``@i`` one for each i < d. ``#i``
+  is the number i, and ``#e`` counts the statements. ``p_ij`` and ``p_ji`` are the same variable.
+- ``<+ j: h_j * x_j>`` becomes a sum over j < d, and ``<+ j..i: ...>`` one over j <= i. ``<, ...>``
+  becomes a list.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,8 +25,11 @@ from numba_opponents import choose, fast, len_padded, mix, normals
 from fastfed.protocols.plan import Plan
 
 #: Rounds whose noise is drawn together.
-BLOCK = 256
-
+BLOCK = 500
+#: Coefficients of sin(pi t / 2) / t and of cos(pi t / 2), |t| <= 1, as polynomials in t^2.
+NODES = np.cos(np.pi * (np.arange(64) + 0.5) / 64)
+SINE = np.polyfit(NODES**2, np.sin(0.5 * np.pi * NODES) / NODES, 3).astype(np.float32)
+COSINE = np.polyfit(NODES**2, np.cos(0.5 * np.pi * NODES), 4).astype(np.float32)
 
 
 @fast(inline="always")
@@ -36,84 +44,70 @@ def key(score, k):
     return np.int32((bits & np.int32(-128)) | np.int32(127 - k))
 
 
-#: Source of the noise of prefix sums: w_0 z + sum of w_i s_i with s_i <- t_i s_i + z.
-NOISE = """
+def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
+    """Compile a source; ``{name}`` is a value, or a list of statements on a line of its own."""
+
+    def named(text: str, at: dict[str, int]) -> str:
+        """Replace the indices whose values are known."""
+        for letter, number in at.items():
+            text = text.replace(f"#{letter}", str(number))
+        digits = "".join(at) or "-"
+        return re.sub(
+            rf"\b([a-z])_([{digits}]+)\b",
+            lambda found: found[1] + "_" + "_".join(sorted((str(at[c]) for c in found[2]), key=int)),
+            text,
+        )
+
+    def statement(text: str, at: dict[str, int]) -> str:
+        """Write out the sums and lists of a statement."""
+
+        def terms(found: re.Match[str]) -> str:
+            mark, letter, last, term = found.groups()
+            stop = at[last] + 1 if last else d
+            return f" {mark} ".join(named(term, {**at, letter: n}) for n in range(stop))
+
+        return named(re.sub(r"<([+,]) (\w)(?:\.\.(\w))?: ([^<>]*)>", terms, text), at)
+
+    pairs, lines = [(i, j) for i in range(d) for j in range(i + 1)], []
+    for line in text.splitlines():
+        indent, value = line[: len(line) - len(line.lstrip())], values.get(line.strip()[1:-1])
+        lines += [indent + each for each in value] if isinstance(value, list) else [line]
+    source = []
+    for line in lines:
+        body = line.lstrip()
+        indent = line[: len(line) - len(body)]
+        loop, _, body = body.partition(" ") if body.startswith("@") else ("", "", body)
+        indices: list[dict[str, int]] = [{"i": i} for i in range(d)] if loop else [{}]
+        if loop == "@ij":
+            indices = [{"i": i, "j": j, "e": e} for e, (i, j) in enumerate(pairs)]
+        source += [indent + statement(body.format(d=d, **values), at) for at in indices]
+    names = {"np": np, "math": math, "mix": mix, "sieve": sieve, "key": key}
+    exec("\n".join(source), names)
+    return fast(next(reversed(names.values())))
+
+
+# ---- One agent, with a release in every round ----------------------------------------------------
+
+
+@fast
 def prefixes(z, std, weights, decays, buffers, noise):
-    {loads}
-    for t in range(len(noise)):
-        for e in range({size}):
-            drawn = std[e] * z[t * {size} + e]
-            {steps}
-            noise[t, e] = {total}
-"""
-
-#: Source of the scores mean + rank (beta sqrt(x' P x) + gamma sqrt(x' P^2 x)) of all actions.
-SCORES = """
-def scores(features, beta, gamma, {theta}, {inverse}):
-    top = np.int32(-(2**31) + 1)
-    for k in range({padded}):
-        {reads}
-        {products}
-        top = max(top, key({mean} + beta * np.sqrt({width}) + gamma * np.sqrt({second}), k))
-    return 127 - (top & np.int32(127))
-"""
-
-#: Source of the rounds of a block. P is the inverse of V, and S its square.
-ROUNDS = """
-def rounds(first, noise, plan, numbers, x, features, truth, sums):
-    fulls, floors, errors, widths = plan
-    base, scale, anchor, tau, rank, limit, seed = numbers
-    regret, best, n = 0.0, truth.max(), len(truth)
-    {sums}
-    for t in range(first, first + len(noise)):
-        i = t - first
-        full, floor = fulls[t], floors[t]
-        {released}
-        # The number of multiples of full / 8 that leave an eigenvalue below the floor.
-        fails, unit = 0.0, 1.0 / floor
-        for step in range(8):
-            shift = (0.125 * full * step - floor) * unit
-            {minors}
-            fails += 0.0 if min({pivots}) > 0.0 else 1.0
-        ridge = 0.125 * full * fails
-        while True:
-            det = 1.0
-            {diagonal}
-            {sweep}
-            if least > 0.0:
-                break
-            ridge *= 2.0
-        growth, largest = 1.0, 0.0
-        if ridge < full:
-            {largest}
-            growth = 1.0 + (full - ridge) * min(unit, largest)
-        log_det = math.log(det) + {d} * math.log(growth / anchor)
-        beta = scale * math.sqrt(growth * (base + max(0.0, log_det)))
-        gamma = tau * ridge + errors[t]
-        {theta}
-        one, two = np.float32(rank * beta), np.float32(rank * gamma)
-        a = scores(features, one, two, {theta_cast}, {p_cast})
-        if rank < 1.0:
-            {chosen}
-            if upper < limit:
-                {largest}
-                slack = 1.0
-                if ridge <= full:
-                    bound = beta + gamma * math.sqrt(largest)
-                    slack = max(1.0, widths[t] / (math.sqrt(growth) * bound))
-                many = 2.0 * slack - 1.0
-                a = sieve(x, ({theta_names}), ({inverse}), beta, gamma, rank, many, limit)
-        coin = mix(np.uint32(t) ^ np.uint32(seed)) * 2.0**-32 < truth[a]
-        regret += best - truth[a]
-        {observe}
-    {store}
-    return regret
-"""
+    """Turn normal draws z into the noise w_0 z + sum of w_i s_i of prefixes, s_i <- t_i s_i + z."""
+    rounds, size = noise.shape
+    for t in range(rounds):
+        for e in range(size):
+            z[t * size + e] *= std[e]
+            noise[t, e] = weights[0] * z[t * size + e]
+    for i in range(len(decays)):
+        decay, weight = decays[i], weights[i + 1]
+        for t in range(rounds):
+            for e in range(size):
+                buffers[i, e] = decay * buffers[i, e] + z[t * size + e]
+                noise[t, e] += weight * buffers[i, e]
 
 
 @fast
 def sieve(x, theta, inverse, beta, gamma, rank, many, limit):
-    """Return the chosen action; the inverse of V is the list of its lower triangle."""
+    """Return the chosen action; ``inverse`` is the list of the lower triangle of V^-1."""
     n, d = x.shape
     mean, bonus, score = np.empty(n), np.empty(n), np.empty(n)
     for k in range(n):
@@ -130,229 +124,189 @@ def sieve(x, theta, inverse, beta, gamma, rank, many, limit):
     return choose(mean, bonus, score, rank, many, limit)
 
 
-def lower(d: int) -> list[tuple[int, int]]:
-    """Return the entries of a lower triangle."""
-    return [(i, j) for i in range(d) for j in range(i + 1)]
+#: The rounds of a block. ``p`` is the inverse of V; the sieve is computed only if it may matter.
+ROUNDS = """
+def rounds(first, noise, fulls, floors, errors, widths, numbers, x, features, truth, sums):
+    base, scale, anchor, tau, rank, limit, seed = numbers
+    regret, best = 0.0, truth.max()
+    @i u_i = sums[#i]
+    @ij g_ij = sums[{d} + #e]
+    for t in range(first, first + len(noise)):
+        full, floor, unit = fulls[t], floors[t], 1.0 / floors[t]
+        @i b_i = u_i + noise[t - first, #i]
+        @ij v_ij = g_ij + noise[t - first, {d} + #e]
+        # How many of the multiples of full / 8 leave an eigenvalue of V below the floor?
+        fails = 0.0
+        for step in range(8):
+            shift = (0.125 * full * step - floor) * unit
+            @ij m_ij = v_ij * unit
+            @i m_ii += shift
+            {minors}
+            fails += 0.0 if min(<, i: m_ii>) > 0.0 else 1.0
+        ridge = 0.125 * full * fails
+        while True:
+            det, least = 1.0, 1.0
+            @ij p_ij = v_ij
+            @i p_ii += ridge
+            {sweep}
+            @ij p_ij = -p_ij
+            if least > 0.0:
+                break
+            ridge *= 2.0
+        growth = 1.0
+        if ridge < full:
+            {largest}
+            growth = 1.0 + (full - ridge) * min(unit, largest)
+        log_det = math.log(det) + {d} * math.log(growth / anchor)
+        beta = scale * math.sqrt(growth * (base + max(0.0, log_det)))
+        gamma = tau * ridge + errors[t]
+        @i h_i = <+ j: p_ij * b_j>
+        @i f_i = np.float32(h_i)
+        @ij q_ij = np.float32(p_ij)
+        one, two, top = np.float32(rank * beta), np.float32(rank * gamma), np.int32(-(2**31) + 1)
+        for k in range({padded}):
+            @i x_i = features[#i * {padded} + k]
+            @i y_i = <+ j: q_ij * x_j>
+            bonus = one * np.sqrt(<+ i: x_i * y_i>) + two * np.sqrt(<+ i: y_i * y_i>)
+            top = max(top, key(<+ i: f_i * x_i> + bonus, k))
+        a = 127 - (top & np.int32(127))
+        @i c_i = x[a, #i]
+        if rank < 1.0:
+            @i w_i = <+ j: p_ij * c_j>
+            bonus = beta * math.sqrt(<+ i: c_i * w_i>) + gamma * math.sqrt(<+ i: w_i * w_i>)
+            if <+ i: h_i * c_i> + bonus < limit:
+                {largest}
+                wide = math.sqrt(growth) * (beta + gamma * math.sqrt(largest))
+                slack = max(1.0, widths[t] / wide) if ridge <= full else 1.0
+                many = 2.0 * slack - 1.0
+                a = sieve(x, (<, i: h_i>), ({inverse}), beta, gamma, rank, many, limit)
+                @i c_i = x[a, #i]
+        coin = mix(np.uint32(t) ^ np.uint32(seed)) * 2.0**-32 < truth[a]
+        regret += best - truth[a]
+        if coin:
+            @i u_i += c_i
+        @ij g_ij += c_i * c_j
+    @i sums[#i] = u_i
+    @ij sums[{d} + #e] = g_ij
+    return regret
+"""
+
+LARGEST = """
+@ij s_ij = <+ k: p_ik * p_kj>
+@ij r_ij = <+ k: s_ik * s_kj>
+@i n_i = <+ j: r_ij * r_ij>
+largest = math.sqrt(math.sqrt(math.sqrt(<+ i: n_i>)))
+"""
 
 
-def entry(name: str, i: int, j: int) -> str:
+def symmetric(name: str, i: int, j: int) -> str:
     """Return the name of an entry of a symmetric matrix."""
-    return f"{name}{max(i, j)}{min(i, j)}"
+    return f"{name}_{min(i, j)}_{max(i, j)}"
 
 
-def squared(new: str, old: str, d: int) -> list[str]:
-    """Return statements that square a symmetric matrix."""
-    return [
-        f"{new}{i}{j} = "
-        + " + ".join(f"{entry(old, i, m)} * {entry(old, m, j)}" for m in range(d))
-        for i, j in lower(d)
-    ]
-
-
-def power(d: int) -> list[str]:
-    """Return statements that bound the largest eigenvalue of P by tr(P^8)^(1/8)."""
-    norm = " + ".join(f"{1 + (i > j)} * f{i}{j} * f{i}{j}" for i, j in lower(d))
-    return [*squared("s", "p", d), *squared("f", "s", d), f"largest = math.sqrt(math.sqrt(math.sqrt({norm})))"]
-
-
-def compiled(text: str, name: str, indents: dict[str, list[str]], **values: Any) -> Any:
-    """Return the compiled function ``name`` of a source with lists of statements filled in."""
-    lines = []
-    for line in text.splitlines():
-        slot = line.strip()[1:-1]
-        indent = line[: len(line) - len(line.lstrip())]
-        lines += [indent + statement for statement in indents.get(slot) or [line.strip().format(**values)]]
-    scorer = values.get("scorer")
-    names: dict[str, Any] = {
-        "np": np, "math": math, "mix": mix, "sieve": sieve, "scores": scorer,
-        "key": key,
-    }  # fmt: skip
-    exec("\n".join(lines), names)
-    return fast(names[name])
-
-
-@cache
-def make_scores(d: int, n: int) -> Callable[..., Any]:
-    """Compile `SCORES` for n actions and d features."""
-    whole, pairs, padded = range(d), lower(d), len_padded(n)
-    return compiled(
-        SCORES, "scores",
-        {
-            "reads": [f"x{j} = features[{j * padded} + k]" for j in whole],
-            "products": [
-                f"y{i} = " + " + ".join(f"{entry('p', i, j)} * x{j}" for j in whole) for i in whole
-            ],
-        },
-        theta=", ".join(f"b{j}" for j in whole),
-        inverse=", ".join(f"p{i}{j}" for i, j in pairs),
-        padded=padded,
-        mean=" + ".join(f"b{j} * x{j}" for j in whole),
-        width=" + ".join(f"y{j} * x{j}" for j in whole),
-        second=" + ".join(f"y{j} * y{j}" for j in whole),
-    )  # fmt: skip
-
-
-@cache
-def make_prefixes(size: int, buffers: int) -> Callable[..., None]:
-    """Compile `NOISE` for statistics of ``size`` entries."""
-    return compiled(
-        NOISE, "prefixes",
-        {
-            "loads": [f"w{i} = weights[{i}]" for i in range(buffers + 1)]
-            + [f"t{i} = decays[{i - 1}]" for i in range(1, buffers + 1)],
-            "steps": [
-                f"s{i} = t{i} * buffers[{i - 1}, e] + drawn; buffers[{i - 1}, e] = s{i}"
-                for i in range(1, buffers + 1)
-            ],
-        },
-        size=size,
-        total=" + ".join(["w0 * drawn", *(f"w{i} * s{i}" for i in range(1, buffers + 1))]),
-    )  # fmt: skip
-
-
-@cache
+@functools.cache
 def make_rounds(d: int, n: int) -> Callable[..., float]:
-    """Compile `ROUNDS` for n actions and d features, at most 6."""
-    whole, pairs, minors, sweep = range(d), lower(d), [], ["least = 1.0"]
-    for i, j in pairs:
-        minors.append(f"m{i}{j} = v{i}{j} * unit" + (" + shift" if i == j else ""))
-    for k in whole:
+    """Compile `ROUNDS` for n <= 128 actions and d <= 6 features."""
+    p, m = functools.partial(symmetric, "p"), functools.partial(symmetric, "m")
+    pairs, minors, sweep = [(i, j) for i in range(d) for j in range(i + 1)], [], []
+    for k in range(d):
+        others = [j for j in range(d) if j != k]
+        # Elimination without division: only signs matter.
         minors += [
-            f"m{i}{j} = m{k}{k} * m{i}{j} - m{i}{k} * m{j}{k}" for i, j in pairs if j > k
+            f"{m(i, j)} = {m(k, k)} * {m(i, j)} - {m(i, k)} * {m(j, k)}" for i, j in pairs if j > k
         ]
-        others = [j for j in whole if j != k]
-        sweep += [f"least = min(least, p{k}{k}); det *= p{k}{k}; q = 1.0 / p{k}{k}"]
-        sweep += [f"r{j} = {entry('p', j, k)} * q" for j in others]
-        sweep += [
-            f"p{i}{j} -= {entry('p', i, k)} * r{j}" for i, j in pairs if k not in (i, j)
-        ]
-        sweep += [f"{entry('p', j, k)} = r{j}" for j in others] + [f"p{k}{k} = -q"]
-    sweep += [f"p{i}{j} = -p{i}{j}" for i, j in pairs]
-    released = [f"b{j} = u{j} + noise[i, {j}]" for j in whole]
-    released += [f"v{i}{j} = g{i}{j} + noise[i, {d + e}]" for e, (i, j) in enumerate(pairs)]
-    observe = [f"x{j} = x[a, {j}]" for j in whole] + ["if coin:"]
-    observe += [f"    u{j} += x{j}" for j in whole]
-    observe += [f"g{i}{j} += x{i} * x{j}" for i, j in pairs]
-    chosen = [f"x{j} = x[a, {j}]" for j in whole]
-    chosen += [
-        f"y{i} = " + " + ".join(f"{entry('p', i, j)} * x{j}" for j in whole) for i in whole
-    ]
-    width, second = (" + ".join(f"y{j} * {v}{j}" for j in whole) for v in "xy")
-    mean = " + ".join(f"h{j} * x{j}" for j in whole)
-    chosen += [f"upper = {mean} + beta * math.sqrt({width}) + gamma * math.sqrt({second})"]
-    names = [f"u{j}" for j in whole] + [f"g{i}{j}" for i, j in pairs]
-    return compiled(
-        ROUNDS, "rounds",
-        {
-            "sums": [f"{name} = sums[{e}]" for e, name in enumerate(names)],
-            "store": [f"sums[{e}] = {name}" for e, name in enumerate(names)],
-            "released": released,
-            "minors": minors,
-            "diagonal": [f"p{i}{j} = v{i}{j}" + (" + ridge" if i == j else "") for i, j in pairs],
-            "sweep": sweep,
-            "largest": power(d),
-            "theta": [
-                f"h{i} = " + " + ".join(f"{entry('p', i, j)} * b{j}" for j in whole) for i in whole
-            ],
-            "observe": observe,
-            "chosen": chosen,
-        },
-        d=d, scorer=make_scores(d, n), padded=len_padded(n),
-        pivots=", ".join(f"m{j}{j}" for j in whole),
-        theta_cast=", ".join(f"np.float32(h{j})" for j in whole),
-        p_cast=", ".join(f"np.float32(p{i}{j})" for i, j in pairs),
-        theta_names=", ".join(f"h{j}" for j in whole),
-        inverse=", ".join(f"p{i}{j}" for i, j in pairs),
-    )  # fmt: skip
+        sweep += [f"least = min(least, {p(k, k)}); det *= {p(k, k)}; q = 1.0 / {p(k, k)}"]
+        sweep += [f"r{j} = {p(j, k)} * q" for j in others]
+        sweep += [f"{p(i, j)} -= {p(i, k)} * r{j}" for i, j in pairs if k not in (i, j)]
+        sweep += [f"{p(j, k)} = r{j}" for j in others] + [f"{p(k, k)} = -q"]
+    inverse, largest = ", ".join(p(i, j) for i, j in pairs), LARGEST.split("\n")[1:-1]
+    return unrolled(
+        ROUNDS,
+        d,
+        padded=len_padded(n),
+        minors=minors,
+        sweep=sweep,
+        inverse=inverse,
+        largest=largest,
+    )
 
 
 def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
     """Run one agent with K fixed actions (K, d), and a release with noise in every round."""
-    n, d = rows.shape
-    size, radius, rounds = plan.statistic_size, plan.radius, plan.horizon
-    assert plan.batch_size == 1 and radius.direct and radius.determinant
-    loop, prefixes = make_rounds(d, n), make_prefixes(size, max(1, plan.buffers))
+    (n, d), size, radius, rounds = rows.shape, plan.statistic_size, plan.radius, plan.horizon
+    assert plan.batch_size == 1 and radius.direct and radius.determinant and plan.ranking > 0.0
+    loop = make_rounds(d, n)
     start = time.process_time()
-    pairs = lower(d)
-    x = np.ascontiguousarray(rows, np.float64)
-    features = np.empty((d, len_padded(n)), np.float32)
-    features[:, :n], features[:, n:] = x.T, x[:1].T
+    features = rows[np.arange(len_padded(n)) % n].T.astype(np.float32)
     # Without buffers users add the noise: it is a random walk.
     packed = plan.coefficients if plan.buffers else np.array([0.0, 1.0, 1.0])
     packed = packed.astype(np.float32)
     weights, decays = np.append(packed[0], packed[2::2]), packed[1::2].copy()
-    std = np.array([plan.noise_std.bias] * d + [
-        plan.noise_std.diagonal if i == j else plan.noise_std.off_diagonal for i, j in pairs
-    ], np.float32)
-    floors = radius.floor.copy()
-    floors[floors <= 0.0] = 1e30  # lambda is then full
-    multiplier = radius.multiplier
+    std, (bias, off_diagonal, diagonal) = np.empty(size, np.float32), plan.noise_std.parts
+    std[:d], std[d:] = (
+        bias,
+        [diagonal if i == j else off_diagonal for i in range(d) for j in range(i + 1)],
+    )
+    scale = radius.multiplier
     arrays = (
-        plan.regularizer, floors, multiplier * radius.error_bound,
+        plan.regularizer,
+        np.where(radius.floor > 0.0, radius.floor, 1e30),  # without a floor lambda is full
+        scale * radius.error_bound,
         np.asarray(plan.widths or np.zeros(rounds + 1)),
     )
     numbers = (
-        radius.base, multiplier * radius.scale, radius.anchor, multiplier * radius.tau, plan.ranking,
+        radius.base, scale * radius.scale, radius.anchor, scale * radius.tau, plan.ranking,
         plan.reward_limit, int(mix(seed + 1)),
-    )
-    sums = np.zeros(size)
-    buffers = np.zeros((len(decays), size), np.float32)
+    )  # fmt: skip
+    x, sums, flat = rows.astype(np.float64), np.zeros(size), np.ascontiguousarray(features).ravel()
+    buffers, noise = np.zeros((len(decays), size), np.float32), np.zeros((BLOCK, size), np.float32)
     z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
-    noise, counter, regret = np.zeros((BLOCK, size), np.float32), int(mix(seed + 77)), 0.0
-    regret += loop(0, noise[:1], arrays, numbers, x, features.reshape(-1), means, sums)
+    counter, regret = (
+        int(mix(seed + 77)),
+        loop(0, noise[:1], *arrays, numbers, x, flat, means, sums),
+    )
     for first in range(1, rounds, BLOCK):
         normals(np.uint32(counter), z, bits)
-        counter = (counter + 2 * len(bits)) % 2**32
-        block = noise[: min(BLOCK, rounds - first)]
+        counter, block = (counter + z.size) % 2**32, noise[: min(BLOCK, rounds - first)]
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
-        regret += loop(first, block, arrays, numbers, x, features.reshape(-1), means, sums)
+        regret += loop(first, block, *arrays, numbers, x, flat, means, sums)
     return regret, 1e6 * (time.process_time() - start) / rounds
 
 
-# ---- Silos that synchronise when a determinant has grown ----------------------------------------
+# ---- Silos that synchronise when a determinant has grown -----------------------------------------
 
-#: sin(pi t / 2) / t and cos(pi t / 2) for |t| <= 1: coefficients of 1, t^2, t^4, ...
-_NODES = np.cos(np.pi * (np.arange(64) + 0.5) / 64)
-SINE, COSINE = (
-    np.polyfit(_NODES**2, values, degree)[::-1].tolist()
-    for values, degree in (
-        (np.sin(0.5 * np.pi * _NODES) / _NODES, 3), (np.cos(0.5 * np.pi * _NODES), 4)
-    )
-)  # fmt: skip
-
-#: Source of agent-rounds under one model. The squared radii of pairs of coordinates of a uniform
-#: point on a sphere are the gaps between sorted uniform numbers.
+#: Agent-rounds under one model. The squared radii of pairs of coordinates of a uniform point on a
+#: sphere are the gaps between sorted uniform numbers. z is x, scaled such that its last entry is
+#: the length of the others. Until something is learned all bounds are equal.
 SPHERE = """
 def sphere(state, learned, theta, truth, inverse, chosen, rewards):
-    c, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
-    unit, lowest = np.float32(2.0**-31), np.int32(-(2**31) + 1)
-    z, lengths = np.empty({m} * {padded}, np.float32), np.empty({padded}, np.float32)
-    {loads}
+    half, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
+    unit, z, a = np.float32(2.0**-31), np.empty({d} * {padded}, np.float32), 0
+    @i h_i = theta[#i]
+    @i g_i = truth[#i]
+    @ij p_ij = inverse[#i, #j]
     for r in range(len(chosen)):
         for i in range({words} * {padded}):
             w = state[i]
             w = np.uint32(w ^ np.uint32(w << np.uint32(13)))
             w = np.uint32(w ^ (w >> np.uint32(17)))
             state[i] = w ^ np.uint32(w << np.uint32(5))
-        most, a = np.int32(0), 0
+        most, top = np.int32(0), np.int32(-(2**31) + 1)
         for k in range({padded}):
             {points}
-            scale = c / np.sqrt({length})
-            lengths[k] = scale
-            {stored}
-            expected = scale * ({expected}) + g{m} * c
+            @i z[#i * {padded} + k] = z_i
+            expected = half / z_{m} * (<+ i: g_i * z_i>)
             most = max(most, np.float32(expected).view(np.int32))
         if learned:
-            top = lowest
             for k in range({padded}):
-                scale = lengths[k]
-                {loaded}
-                {products}
-                top = max(top, key(scale * ({mean}) + h{m} * c + np.sqrt({width}), k))
+                @i z_i = z[#i * {padded} + k]
+                @i y_i = <+ j..i: p_ij * z_j>
+                score = <+ i: h_i * z_i> + np.sqrt(<+ i: y_i * y_i>)
+                top = max(top, key(score / z_{m}, k))
             a = 127 - (top & np.int32(127))
-        {store}
-        chosen[r, {m}] = c
-        expected = {played} + g{m} * c
+        @i z_i = z[#i * {padded} + a]
+        @i chosen[r, #i] = half / z_{m} * z_i
+        expected = half / z_{m} * (<+ i: g_i * z_i>)
         regret += np.int32(most).view(np.float32) - expected
         coin = mix(state[0] ^ np.uint32(r)) * 2.0**-32 < expected
         rewards[r] = one if coin else np.float32(0.0)
@@ -360,62 +314,40 @@ def sphere(state, learned, theta, truth, inverse, chosen, rewards):
 """
 
 
-def horner(coefficients: list[float], variable: str) -> str:
-    """Return the source of a polynomial."""
-    terms = [f"np.float32({value!r})" for value in coefficients]
-    text = terms.pop()
-    while terms:
-        text = f"({terms.pop()} + {variable} * {text})"
+def horner(coefficients: np.ndarray) -> str:
+    """Return the source of a polynomial in q."""
+    text = f"np.float32({float(coefficients[0])!r})"
+    for value in coefficients[1:]:
+        text = f"({text} * q + np.float32({float(value)!r}))"
     return text
 
 
-@cache
+@functools.cache
 def make_sphere(d: int, n: int) -> Callable[..., float]:
     """Compile `SPHERE` for n <= 128 actions and d features, the last of which is 1/sqrt 2."""
     m, padded = d - 1, len_padded(n)
     pairs = -(-m // 2)
-    points = [
-        f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * unit"
-        for j in range(1, pairs)
-    ]
-    for j in range(2, pairs):  # insertion sort
-        points += [f"o{i}, o{i + 1} = min(o{i}, o{i + 1}), max(o{i}, o{i + 1})" for i in range(j - 1, 0, -1)]
-    for j in range(pairs):
-        upper, under = "one" if j == pairs - 1 else f"o{j + 1}", "" if j == 0 else f" - o{j}"
-        word = pairs - 1 + j
+    points = ["o0, o{pairs} = np.float32(0.0), one".format(pairs=pairs)]
+    for j in range(1, pairs):
         points += [
-            f"rho = np.sqrt({upper}{under})",
-            f"t = np.float32(np.int32(state[{word * padded} + k])) * unit",
-            "q = t * t",
-            f"s = t * {horner(SINE, 'q')}",
-            f"z{2 * j} = rho - two * rho * s * s",
+            f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * unit"
         ]
-        if 2 * j + 1 < m:
-            points += [f"z{2 * j + 1} = two * rho * s * {horner(COSINE, 'q')}"]
-    whole = range(m)
-    loads = [f"h{j} = theta[{j}]; g{j} = truth[{j}]" for j in range(d)]
-    loads += [f"p{i}{j} = inverse[{i}, {j}]" for i, j in lower(d)]
-    products = [
-        f"y{i} = scale * (" + " + ".join(f"p{i}{j} * z{j}" for j in range(min(i + 1, m))) + ")"
-        for i in range(d)
-    ] + [f"y{m} += p{m}{m} * c"]
-    return compiled(
-        SPHERE, "sphere",
-        {
-            "loads": loads,
-            "points": points,
-            "stored": [f"z[{j * padded} + k] = z{j}" for j in whole],
-            "loaded": [f"z{j} = z[{j * padded} + k]" for j in whole],
-            "products": products,
-            "store": [f"chosen[r, {j}] = lengths[a] * z[{j * padded} + a]" for j in whole],
-        },
-        m=m, padded=padded, words=2 * pairs - 1,
-        length=" + ".join(f"z{j} * z{j}" for j in whole),
-        expected=" + ".join(f"g{j} * z{j}" for j in whole),
-        played=" + ".join(f"g{j} * chosen[r, {j}]" for j in whole),
-        mean=" + ".join(f"h{j} * z{j}" for j in whole),
-        width=" + ".join(f"y{j} * y{j}" for j in range(d)),
-    )  # fmt: skip
+        points += [
+            f"o{i}, o{i + 1} = min(o{i}, o{i + 1}), max(o{i}, o{i + 1})"
+            for i in range(j - 1, 0, -1)
+        ]
+    for j in range(pairs):
+        points += [
+            f"rho = np.sqrt(o{j + 1} - o{j})",
+            f"t = np.float32(np.int32(state[{(pairs - 1 + j) * padded} + k])) * unit",
+            f"q = t * t",
+            f"s = t * {horner(SINE)}",
+            f"z_{2 * j} = rho - two * rho * s * s",
+            f"z_{2 * j + 1} = two * rho * s * {horner(COSINE)}",
+        ]
+    length = " + ".join(f"z_{j} * z_{j}" for j in range(m))
+    points += [f"z_{m} = np.sqrt({length})"]
+    return unrolled(SPHERE, d, m=m, padded=padded, words=2 * pairs - 1, points=points)
 
 
 def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
