@@ -4,8 +4,8 @@
 `feducb` is a federation on the sphere with a determinant trigger. The shortcuts are those of
 `numba_opponents.py`. Sources are written for any d, and unrolled by `unrolled`:
 
-- ``@ij p_ij = v_ij`` becomes a statement for each pair i >= j, and ``@i`` one for each i < d. ``#i``
-  is the number i, and ``#e`` counts the statements. ``p_ij`` and ``p_ji`` are the same variable.
+- ``@ij p_ij = v_ij`` becomes a statement for each pair i >= j, and ``@i ...`` one for each i < d.
+  ``#i`` is the number i, and ``#e`` counts the statements. ``p_ij`` and ``p_ji`` are one variable.
 - ``<+ j: h_j * x_j>`` becomes a sum over j < d, and ``<+ j..i: ...>`` one over j <= i. ``<, ...>``
   becomes a list.
 """
@@ -54,7 +54,9 @@ def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
         digits = "".join(at) or "-"
         return re.sub(
             rf"\b([a-z])_([{digits}]+)\b",
-            lambda found: found[1] + "_" + "_".join(sorted((str(at[c]) for c in found[2]), key=int)),
+            lambda found: (
+                found[1] + "_" + "_".join(sorted((str(at[c]) for c in found[2]), key=int))
+            ),
             text,
         )
 
@@ -68,7 +70,7 @@ def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
 
         return named(re.sub(r"<([+,]) (\w)(?:\.\.(\w))?: ([^<>]*)>", terms, text), at)
 
-    pairs, lines = [(i, j) for i in range(d) for j in range(i + 1)], []
+    lines: list[str] = []
     for line in text.splitlines():
         indent, value = line[: len(line) - len(line.lstrip())], values.get(line.strip()[1:-1])
         lines += [indent + each for each in value] if isinstance(value, list) else [line]
@@ -79,9 +81,10 @@ def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
         loop, _, body = body.partition(" ") if body.startswith("@") else ("", "", body)
         indices: list[dict[str, int]] = [{"i": i} for i in range(d)] if loop else [{}]
         if loop == "@ij":
+            pairs = zip(*np.tril_indices(d), strict=True)
             indices = [{"i": i, "j": j, "e": e} for e, (i, j) in enumerate(pairs)]
         source += [indent + statement(body.format(d=d, **values), at) for at in indices]
-    names = {"np": np, "math": math, "mix": mix, "sieve": sieve, "key": key}
+    names = {"np": np, "math": math, "mix": mix, "choose": choose, "key": key}
     exec("\n".join(source), names)
     return fast(next(reversed(names.values())))
 
@@ -105,30 +108,12 @@ def prefixes(z, std, weights, decays, buffers, noise):
                 noise[t, e] += weight * buffers[i, e]
 
 
-@fast
-def sieve(x, theta, inverse, beta, gamma, rank, many, limit):
-    """Return the chosen action; ``inverse`` is the list of the lower triangle of V^-1."""
-    n, d = x.shape
-    mean, bonus, score = np.empty(n), np.empty(n), np.empty(n)
-    for k in range(n):
-        total = width = second = 0.0
-        for i in range(d):
-            product = 0.0
-            for j in range(d):
-                high, low = max(i, j), min(i, j)
-                product += inverse[high * (high + 1) // 2 + low] * x[k, j]
-            total += x[k, i] * theta[i]
-            width += x[k, i] * product
-            second += product * product
-        mean[k], bonus[k] = total, beta * math.sqrt(width) + gamma * math.sqrt(second)
-    return choose(mean, bonus, score, rank, many, limit)
-
-
 #: The rounds of a block. ``p`` is the inverse of V; the sieve is computed only if it may matter.
 ROUNDS = """
 def rounds(first, noise, fulls, floors, errors, widths, numbers, x, features, truth, sums):
     base, scale, anchor, tau, rank, limit, seed = numbers
     regret, best = 0.0, truth.max()
+    mean, width, score = np.empty({n}), np.empty({n}), np.empty({n})
     @i u_i = sums[#i]
     @ij g_ij = sums[{d} + #e]
     for t in range(first, first + len(noise)):
@@ -178,8 +163,13 @@ def rounds(first, noise, fulls, floors, errors, widths, numbers, x, features, tr
                 {largest}
                 wide = math.sqrt(growth) * (beta + gamma * math.sqrt(largest))
                 slack = max(1.0, widths[t] / wide) if ridge <= full else 1.0
-                many = 2.0 * slack - 1.0
-                a = sieve(x, (<, i: h_i>), ({inverse}), beta, gamma, rank, many, limit)
+                for k in range({n}):
+                    @i x_i = x[k, #i]
+                    @i w_i = <+ j: p_ij * x_j>
+                    mean[k] = <+ i: h_i * x_i>
+                    width[k] = beta * math.sqrt(<+ i: x_i * w_i>)
+                    width[k] += gamma * math.sqrt(<+ i: w_i * w_i>)
+                a = choose(mean, width, score, rank, 2.0 * slack - 1.0, limit)
                 @i c_i = x[a, #i]
         coin = mix(np.uint32(t) ^ np.uint32(seed)) * 2.0**-32 < truth[a]
         regret += best - truth[a]
@@ -191,12 +181,13 @@ def rounds(first, noise, fulls, floors, errors, widths, numbers, x, features, tr
     return regret
 """
 
-LARGEST = """
-@ij s_ij = <+ k: p_ik * p_kj>
-@ij r_ij = <+ k: s_ik * s_kj>
-@i n_i = <+ j: r_ij * r_ij>
-largest = math.sqrt(math.sqrt(math.sqrt(<+ i: n_i>)))
-"""
+#: A bound on the largest eigenvalue of V^-1: the trace of its eighth power, to the power 1/8.
+LARGEST = [
+    "@ij s_ij = <+ k: p_ik * p_kj>",
+    "@ij r_ij = <+ k: s_ik * s_kj>",
+    "@i n_i = <+ j: r_ij * r_ij>",
+    "largest = math.sqrt(math.sqrt(math.sqrt(<+ i: n_i>)))",
+]
 
 
 def symmetric(name: str, i: int, j: int) -> str:
@@ -219,16 +210,8 @@ def make_rounds(d: int, n: int) -> Callable[..., float]:
         sweep += [f"r{j} = {p(j, k)} * q" for j in others]
         sweep += [f"{p(i, j)} -= {p(i, k)} * r{j}" for i, j in pairs if k not in (i, j)]
         sweep += [f"{p(j, k)} = r{j}" for j in others] + [f"{p(k, k)} = -q"]
-    inverse, largest = ", ".join(p(i, j) for i, j in pairs), LARGEST.split("\n")[1:-1]
-    return unrolled(
-        ROUNDS,
-        d,
-        padded=len_padded(n),
-        minors=minors,
-        sweep=sweep,
-        inverse=inverse,
-        largest=largest,
-    )
+    lists = {"minors": minors, "sweep": sweep, "largest": LARGEST}
+    return unrolled(ROUNDS, d, n=n, padded=len_padded(n), **lists)
 
 
 def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> tuple[float, float]:
@@ -237,39 +220,31 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     assert plan.batch_size == 1 and radius.direct and radius.determinant and plan.ranking > 0.0
     loop = make_rounds(d, n)
     start = time.process_time()
-    features = rows[np.arange(len_padded(n)) % n].T.astype(np.float32)
+    repeated = rows[np.arange(len_padded(n)) % n].astype(np.float32)
+    x, features, sums = rows.astype(np.float64), repeated.T.ravel(), np.zeros(size)
     # Without buffers users add the noise: it is a random walk.
     packed = plan.coefficients if plan.buffers else np.array([0.0, 1.0, 1.0])
     packed = packed.astype(np.float32)
     weights, decays = np.append(packed[0], packed[2::2]), packed[1::2].copy()
-    std, (bias, off_diagonal, diagonal) = np.empty(size, np.float32), plan.noise_std.parts
-    std[:d], std[d:] = (
-        bias,
-        [diagonal if i == j else off_diagonal for i in range(d) for j in range(i + 1)],
-    )
-    scale = radius.multiplier
-    arrays = (
-        plan.regularizer,
-        np.where(radius.floor > 0.0, radius.floor, 1e30),  # without a floor lambda is full
-        scale * radius.error_bound,
-        np.asarray(plan.widths or np.zeros(rounds + 1)),
-    )
+    bias, off_diagonal, diagonal = plan.noise_std.parts
+    square = np.where(np.eye(d), diagonal, off_diagonal)[np.tril_indices(d)]
+    std = np.append(np.full(d, bias), square).astype(np.float32)
+    # Without a floor lambda is full.
+    floors, scale = np.where(radius.floor > 0.0, radius.floor, 1e30), radius.multiplier
+    widths, errors = np.array(plan.widths or [0.0] * (rounds + 1)), scale * radius.error_bound
     numbers = (
         radius.base, scale * radius.scale, radius.anchor, scale * radius.tau, plan.ranking,
         plan.reward_limit, int(mix(seed + 1)),
     )  # fmt: skip
-    x, sums, flat = rows.astype(np.float64), np.zeros(size), np.ascontiguousarray(features).ravel()
     buffers, noise = np.zeros((len(decays), size), np.float32), np.zeros((BLOCK, size), np.float32)
     z, bits = np.empty((2, BLOCK * size // 2), np.float32), np.empty(BLOCK * size // 2, np.uint32)
-    counter, regret = (
-        int(mix(seed + 77)),
-        loop(0, noise[:1], *arrays, numbers, x, flat, means, sums),
-    )
+    arrays = plan.regularizer, floors, errors, widths, numbers, x, features, means, sums
+    counter, regret = int(mix(seed + 77)), loop(0, noise[:1], *arrays)
     for first in range(1, rounds, BLOCK):
         normals(np.uint32(counter), z, bits)
         counter, block = (counter + z.size) % 2**32, noise[: min(BLOCK, rounds - first)]
         prefixes(z.reshape(-1), std, weights, decays, buffers, block)
-        regret += loop(first, block, *arrays, numbers, x, flat, means, sums)
+        regret += loop(first, block, *arrays)
     return regret, 1e6 * (time.process_time() - start) / rounds
 
 
@@ -277,7 +252,8 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
 
 #: Agent-rounds under one model. The squared radii of pairs of coordinates of a uniform point on a
 #: sphere are the gaps between sorted uniform numbers. z is x, scaled such that its last entry is
-#: the length of the others. Until something is learned all bounds are equal.
+#: the length of the others. Before the first release V is a multiple of I and theta is 0, so all
+#: bounds are equal, and no score is computed.
 SPHERE = """
 def sphere(state, learned, theta, truth, inverse, chosen, rewards):
     half, one, two, regret = np.float32(0.70710678), np.float32(1.0), np.float32(2.0), 0.0
@@ -327,20 +303,17 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
     """Compile `SPHERE` for n <= 128 actions and d features, the last of which is 1/sqrt 2."""
     m, padded = d - 1, len_padded(n)
     pairs = -(-m // 2)
-    points = ["o0, o{pairs} = np.float32(0.0), one".format(pairs=pairs)]
+    points = [f"o0, o{pairs} = np.float32(0.0), one"]
     for j in range(1, pairs):
-        points += [
-            f"o{j} = np.float32(np.int32(state[{(j - 1) * padded} + k] >> np.uint32(1))) * unit"
-        ]
-        points += [
-            f"o{i}, o{i + 1} = min(o{i}, o{i + 1}), max(o{i}, o{i + 1})"
-            for i in range(j - 1, 0, -1)
-        ]
+        word = f"state[{(j - 1) * padded} + k]"
+        points += [f"o{j} = np.float32(np.int32({word} >> np.uint32(1))) * unit"]
+        sort = [f"o{i}, o{i + 1} = min(o{i}, o{i + 1}), max(o{i}, o{i + 1})" for i in range(1, j)]
+        points += reversed(sort)
     for j in range(pairs):
         points += [
             f"rho = np.sqrt(o{j + 1} - o{j})",
             f"t = np.float32(np.int32(state[{(pairs - 1 + j) * padded} + k])) * unit",
-            f"q = t * t",
+            "q = t * t",
             f"s = t * {horner(SINE)}",
             f"z_{2 * j} = rho - two * rho * s * s",
             f"z_{2 * j + 1} = two * rho * s * {horner(COSINE)}",
@@ -353,7 +326,8 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
 def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
     """Run lazy silos on the sphere with a determinant trigger; truth (d,) is theta*."""
     d, silos, radius, trigger = plan.dimension, plan.silos, plan.radius, plan.trigger
-    assert trigger is not None and plan.lazy and plan.ranking == 1.0 and not radius.direct
+    assert trigger is not None and trigger.std == (0.0, 0.0) and not radius.direct
+    assert plan.lazy and plan.ranking == 1.0 and plan.release == "tree"
     loop = make_sphere(d, actions)
     start, draw, true = time.process_time(), np.random.default_rng(seed), truth.astype(np.float32)
     # Lanes beyond the last action repeat the first ones.

@@ -1,9 +1,9 @@
 """`scripts/bench opponents`: compare fastfed with programs that a user writes in an afternoon.
 
 Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
-confidence bound. The other programs are `numba_opponents.py`, `numba_releases.py`, `numpy_lazy.py`,
-`numpy_float32.py` and `numpy_experts.py`. Times are medians of processor time on one thread; the programs run in turn
-in one process. A ratio above 1 means that fastfed is faster.
+confidence bound. The other programs are `numba_opponents.py`, `numba_releases.py`,
+`numpy_lazy.py`, `numpy_float32.py` and `numpy_experts.py`. Times are medians of processor time on
+one thread; the programs run in turn in one process. A ratio above 1 means that fastfed is faster.
 """
 
 from __future__ import annotations
