@@ -92,21 +92,19 @@ def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
 # ---- One agent, with a release in every round ----------------------------------------------------
 
 
-@fast
+#: The noise w_0 z + sum of w_i s_i of prefixes, with s_i <- t_i s_i + z; here d counts buffers.
+PREFIXES = """
 def prefixes(z, std, weights, decays, buffers, noise):
-    """Turn normal draws z into the noise w_0 z + sum of w_i s_i of prefixes, s_i <- t_i s_i + z."""
-    rounds, size = noise.shape
-    for t in range(rounds):
-        for e in range(size):
-            z[t * size + e] *= std[e]
-            noise[t, e] = weights[0] * z[t * size + e]
-    for i in range(len(decays)):
-        decay, weight = decays[i], weights[i + 1]
-        for t in range(rounds):
-            for e in range(size):
-                buffers[i, e] = decay * buffers[i, e] + z[t * size + e]
-                noise[t, e] += weight * buffers[i, e]
-
+    @i w_i = weights[#i + 1]
+    @i t_i = decays[#i]
+    for t in range(len(noise)):
+        for e in range({size}):
+            drawn = std[e] * z[t * {size} + e]
+            @i s_i = t_i * buffers[#i, e] + drawn
+            @i buffers[#i, e] = s_i
+            noise[t, e] = weights[0] * drawn + (<+ i: w_i * s_i>)
+"""
+make_prefixes = functools.cache(functools.partial(unrolled, PREFIXES))
 
 #: The rounds of a block. ``p`` is the inverse of V; the sieve is computed only if it may matter.
 ROUNDS = """
@@ -142,8 +140,8 @@ def rounds(first, noise, fulls, floors, errors, widths, numbers, x, features, tr
         if ridge < full:
             {largest}
             growth = 1.0 + (full - ridge) * min(unit, largest)
-        log_det = math.log(det) + {d} * math.log(growth / anchor)
-        beta = scale * math.sqrt(growth * (base + max(0.0, log_det)))
+        log_det = math.log(max(1.0, det * (growth / anchor) ** {d}))
+        beta = scale * math.sqrt(growth * (base + log_det))
         gamma = tau * ridge + errors[t]
         @i h_i = <+ j: p_ij * b_j>
         @i f_i = np.float32(h_i)
@@ -218,7 +216,8 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     """Run one agent with K fixed actions (K, d), and a release with noise in every round."""
     (n, d), size, radius, rounds = rows.shape, plan.statistic_size, plan.radius, plan.horizon
     assert plan.batch_size == 1 and radius.direct and radius.determinant and plan.ranking > 0.0
-    loop = make_rounds(d, n)
+    loop, prefixes = make_rounds(d, n), make_prefixes(max(1, plan.buffers), size=size)
+    widths = np.array(plan.widths or [0.0] * (rounds + 1))
     start = time.process_time()
     repeated = rows[np.arange(len_padded(n)) % n].astype(np.float32)
     x, features, sums = rows.astype(np.float64), repeated.T.ravel(), np.zeros(size)
@@ -231,8 +230,7 @@ def agent(plan: Plan, rows: np.ndarray, means: np.ndarray, *, seed: int = 0) -> 
     std = np.append(np.full(d, bias), square).astype(np.float32)
     # Without a floor lambda is full.
     floors, scale = np.where(radius.floor > 0.0, radius.floor, 1e30), radius.multiplier
-    widths, errors = np.array(plan.widths or [0.0] * (rounds + 1)), scale * radius.error_bound
-    numbers = (
+    errors, numbers = scale * radius.error_bound, (
         radius.base, scale * radius.scale, radius.anchor, scale * radius.tau, plan.ranking,
         plan.reward_limit, int(mix(seed + 1)),
     )  # fmt: skip
