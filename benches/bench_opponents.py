@@ -40,7 +40,7 @@ def test_same_actions(dimension, pairs, sieve):
     [
         n
         for n in ROWS
-        if n.startswith(("set d=10", "sphere", "letor d=57 q=60", "fed", "fol", "hed"))
+        if n.startswith(("set d=10", "sphere", "letor d=57 q=60", "lin", "fed", "fol", "hed"))
     ],
 )
 def test_same_regret(name):

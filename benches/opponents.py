@@ -1,11 +1,11 @@
 """`scripts/bench opponents`: compare fastfed with programs that a user writes in an afternoon.
 
 Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
-confidence bound. The other programs are `numba_opponents.py`, `numpy_lazy.py`, `numpy_float32.py`
-and `numpy_experts.py`. Times are medians of processor time on one thread; the programs run in turn
-in one process. A ratio above 1 means that fastfed is faster. The limit is the least time of the
-row's work at the peak rates of this core, measured before and after the row
-(`fastfed.simulation.limits`).
+confidence bound. The other programs are `numba_opponents.py`, `numba_releases.py`,
+`numpy_lazy.py`, `numpy_float32.py` and `numpy_experts.py`. Times are medians of processor time on
+one thread; the programs run in turn in one process. A ratio above 1 means that fastfed is faster.
+The limit is the least time of the row's work at the peak rates of this core, measured before and
+after the row (`fastfed.simulation.limits`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,13 @@ from fastfed.simulation.experiment import Experiment, make_experiment
 from fastfed.simulation.limits import Work, best_of, bound
 
 numba_opponents: Any = None
+numba_releases: Any = None
 if importlib.util.find_spec("numba"):
     import numba_opponents
+    import numba_releases
 
-PRIVATE = {"algorithm": "private-fedlinucb", "epsilon": 1.0, "delta": 1e-6}
+BUDGET = {"epsilon": 1.0, "delta": 1e-6}
+PRIVATE = {"algorithm": "private-fedlinucb", **BUDGET}
 #: theta* of the sphere. The distribution of regret is the same for every theta* on the sphere.
 TRUTH = np.append(np.full(9, 1.0 / 3.0), 1.0) / np.sqrt(2.0)
 
@@ -76,12 +79,12 @@ class Row:
         return float(outcome.group_regret[-1]), 1e6 * seconds / (self.rounds * self.silos)
 
     def work(self) -> Work | None:
-        """Return the least work of an agent-round; None for experts, which have no count."""
+        """Return the least work of an agent-round, or None for a row without such a count."""
         environment = self.experiment.environment
         if isinstance(environment, RealizableLosses):
             return None
         if isinstance(environment, FixedSet):
-            return bench.fixed_set_work(self.experiment)
+            return None if self.plan.releases else bench.fixed_set_work(self.experiment)
         count = bench.sphere_work if isinstance(environment, Sphere) else bench.pool_work
         return count(self.experiment)
 
@@ -90,6 +93,10 @@ class Row:
         environment, plan, compiled = self.experiment.environment, self.plan, numba_opponents
         if isinstance(environment, FixedSet):
             return self._fixed_set(environment, plan)
+        if isinstance(environment, Sphere) and plan.trigger:
+            if not numba_releases:
+                return {}
+            return {"numba": partial(_seeded, numba_releases.feducb, (check_plan(plan), TRUTH))}
         if isinstance(environment, RealizableLosses):
             runs: dict[str, Run] = {
                 "NumPy": lambda n: (np.nan, numpy_experts.microseconds(plan, 0.5, n))
@@ -121,6 +128,10 @@ class Row:
             )
             return np.nan, microseconds
 
+        if plan.batch_size:
+            if not numba_releases:
+                return {}
+            return {"numba": lambda n: numba_releases.agent(plan, *actions(n), seed=n)}
         runs: dict[str, Run] = {"NumPy": arrays}
         if numba_opponents:
             loop = numba_opponents.fixed_set
@@ -144,6 +155,9 @@ def rows() -> Iterator[Row]:
         for queries in (60, 2000):
             pool = partial(bench.LetorPool, 57, queries)
             yield Row(f"letor d=57 q={queries}{label}", pool, {**PRIVATE, **keys}, 1000, 10)
+        for system in ("linucb-jdp", "linucb-ldp"):
+            yield Row(f"{system}{label}", FixedSet, {"algorithm": system, **BUDGET, **keys}, 5000)
+    yield Row("feducb", Sphere, {"algorithm": "feducb", **BUDGET}, 1000, 50)
     for system in ("hedge", "follow-the-leader", "fed-svt"):
         budget = {"epsilon": 1.0} if system == "fed-svt" else {}
         for silos, rounds in ((1, 50_000), (10, 20_000)):
