@@ -59,66 +59,12 @@ static extent extent_of(const double *restrict mean, int64_t k)
     return range;
 }
 
-/* The numbers within a margin of the largest: a lower bound on them, their number, and the sum of
- * their indices. */
-typedef struct {
-    double smallest;
-    int64_t many, sum;
-} near_top;
-
-/* Return the largest of k means less `margin`, how many means reach that value, and the sum of
- * their indices. If one mean reaches it, the sum is its index. */
-FF_INLINE near_top near_top_of(const double *restrict mean, int64_t k, double margin)
-{
-    int64_t whole = 0;
-    double largest = -INFINITY;
-    near_top top_means = {0.0, 0, 0};
-#if defined(__GNUC__)
-    whole = k - k % PANEL;
-    lanes top[VECTORS];
-    for (int v = 0; v < VECTORS; v++)
-        top[v] = (lanes){0} - INFINITY;
-    /* The largest mean, in vectors. */
-    for (int64_t a = 0; a < whole; a += PANEL)
-        for (int v = 0; v < VECTORS; v++) {
-            const lanes next = *(const loose *)(mean + a + v * WIDTH);
-            const masks above = next > top[v];
-            top[v] = (lanes)(((masks)next & above) | ((masks)top[v] & ~above));
-        }
-    for (int l = 0; l < PANEL; l++)
-        largest = top[l / WIDTH][l % WIDTH] > largest ? top[l / WIDTH][l % WIDTH] : largest;
-#endif
-    for (int64_t a = whole; a < k; a++)
-        largest = mean[a] > largest ? mean[a] : largest;
-    top_means.smallest = largest - margin;
-#if defined(__GNUC__)
-    /* Count the means within the margin, and add up their indices. */
-    masks counts = {0}, sums = {0}, index;
-    for (int l = 0; l < WIDTH; l++)
-        index[l] = l;
-    for (int64_t a = 0; a < whole; a += WIDTH, index += WIDTH) {
-        const masks within = *(const loose *)(mean + a) >= top_means.smallest;
-        counts -= within;
-        sums += index & within;
-    }
-    for (int l = 0; l < WIDTH; l++) {
-        top_means.many += counts[l];
-        top_means.sum += sums[l];
-    }
-#endif
-    for (int64_t a = whole; a < k; a++) {
-        top_means.many += mean[a] >= top_means.smallest;
-        top_means.sum += mean[a] >= top_means.smallest ? a : 0;
-    }
-    return top_means;
-}
-
 /* Return the largest mean if the means in `actions` are inexact. Actions that may be the best are
  * evaluated exactly. */
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
-    const near_top top_means = near_top_of(mean, actions->actions, 2.0 * env->mean_error);
+    const near_top top_means = near_top_of(mean, actions->actions, 2.0 * env->mean_error, 0.0);
     if (top_means.many == 1)
         return ff_mean_of(env, actions, top_means.sum);
     double best = -INFINITY;

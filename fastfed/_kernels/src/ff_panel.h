@@ -63,4 +63,61 @@ FF_INLINE double norm_bound(double total, double diagonal, double largest, int64
     return split < frobenius ? split : frobenius;
 }
 
+/* The numbers within a margin of the largest: a lower bound on them, their number, and the sum of
+ * their indices. */
+typedef struct {
+    double smallest;
+    int64_t many, sum;
+} near_top;
+
+/* Return the largest of k numbers less a margin, how many numbers reach that value, and the sum of
+ * their indices. If one number reaches it, the sum is its index. The margin is `absolute`, or
+ * `relative` times the largest number if that is more. */
+FF_INLINE near_top near_top_of(const double *restrict numbers, int64_t k, double absolute,
+                               double relative)
+{
+    int64_t whole = 0;
+    double largest = -INFINITY;
+    near_top found = {0.0, 0, 0};
+#if defined(__GNUC__)
+    whole = k - k % PANEL;
+    lanes top[VECTORS];
+    for (int v = 0; v < VECTORS; v++)
+        top[v] = (lanes){0} - INFINITY;
+    /* The largest number, in vectors. */
+    for (int64_t a = 0; a < whole; a += PANEL)
+        for (int v = 0; v < VECTORS; v++) {
+            const lanes next = *(const loose *)(numbers + a + v * WIDTH);
+            const masks above = next > top[v];
+            top[v] = (lanes)(((masks)next & above) | ((masks)top[v] & ~above));
+        }
+    for (int l = 0; l < PANEL; l++)
+        largest = top[l / WIDTH][l % WIDTH] > largest ? top[l / WIDTH][l % WIDTH] : largest;
+#endif
+    for (int64_t a = whole; a < k; a++)
+        largest = numbers[a] > largest ? numbers[a] : largest;
+    const double part = relative * fabs(largest);
+    found.smallest = largest - (part > absolute ? part : absolute);
+#if defined(__GNUC__)
+    /* Count the numbers within the margin, and add up their indices. */
+    masks counts = {0}, sums = {0}, index;
+    for (int l = 0; l < WIDTH; l++)
+        index[l] = l;
+    for (int64_t a = 0; a < whole; a += WIDTH, index += WIDTH) {
+        const masks within = *(const loose *)(numbers + a) >= found.smallest;
+        counts -= within;
+        sums += index & within;
+    }
+    for (int l = 0; l < WIDTH; l++) {
+        found.many += counts[l];
+        found.sum += sums[l];
+    }
+#endif
+    for (int64_t a = whole; a < k; a++) {
+        found.many += numbers[a] >= found.smallest;
+        found.sum += numbers[a] >= found.smallest ? a : 0;
+    }
+    return found;
+}
+
 #endif

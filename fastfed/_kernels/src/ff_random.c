@@ -462,16 +462,14 @@ void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_normal_capacity_f64(n) / 2;
-    const uint32_t k0 = s->key0, k1 = s->key1;
-    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
     double *restrict o0 = out, *restrict o1 = out + blocks;
     for (int64_t base = 0; base < blocks; base += LANES) {
+        uint32_t words[4][LANES] FF_ALIGNED;
         uint64_t a[LANES], b[LANES];
+        philox_lanes(s, (uint32_t)base, 0, words);
         for (int l = 0; l < LANES; l++) {
-            uint32_t w0, w1, w2, w3;
-            philox_block(k0, k1, (uint32_t)(base + l), rep, silo, index, &w0, &w1, &w2, &w3);
-            a[l] = bits53(w0, w1);
-            b[l] = bits53(w2, w3);
+            a[l] = bits53(words[0][l], words[1][l]);
+            b[l] = bits53(words[2][l], words[3][l]);
         }
         for (int l = 0; l < LANES; l++)
             box_muller_f64(a[l], b[l], &o0[base + l], &o1[base + l]);
@@ -503,16 +501,14 @@ void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restric
 void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
 {
     const int64_t blocks = ff_laplace_capacity(n) / 2;
-    const uint32_t k0 = s->key0, k1 = s->key1;
-    const uint32_t rep = s->replicate, silo = s->silo, index = s->index;
     double *restrict o0 = out, *restrict o1 = out + blocks;
     for (int64_t base = 0; base < blocks; base += LANES) {
+        uint32_t words[4][LANES] FF_ALIGNED;
         uint64_t a[LANES], b[LANES];
+        philox_lanes(s, (uint32_t)base, 0, words);
         for (int l = 0; l < LANES; l++) {
-            uint32_t w0, w1, w2, w3;
-            philox_block(k0, k1, (uint32_t)(base + l), rep, silo, index, &w0, &w1, &w2, &w3);
-            a[l] = bits53(w0, w1);
-            b[l] = bits53(w2, w3);
+            a[l] = bits53(words[0][l], words[1][l]);
+            b[l] = bits53(words[2][l], words[3][l]);
         }
         for (int l = 0; l < LANES; l++) {
             o0[base + l] = laplace_f64(a[l]);
@@ -670,9 +666,12 @@ typedef struct {
 static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
 {
     cache->first = first;
-    for (uint32_t l = 0; l < CACHED_BLOCKS; l++)
-        philox_block(s->key0, s->key1, first + l, s->replicate, s->silo, s->index, &cache->w[0][l],
-                     &cache->w[1][l], &cache->w[2][l], &cache->w[3][l]);
+    for (uint32_t l = 0; l < CACHED_BLOCKS; l += LANES) {
+        uint32_t words[4][LANES] FF_ALIGNED;
+        philox_lanes(s, first + l, 0, words);
+        for (int i = 0; i < 4; i++)
+            memcpy(cache->w[i] + l, words[i], sizeof words[i]);
+    }
 }
 
 /* Return the same number as uniform_below, from blocks that are computed in advance. */

@@ -220,62 +220,52 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
     return chosen;
 }
 
-/* If W is `scale` I, as before any data: list the actions that may have the largest score in
- * `candidates` (K). Returns their number. Scores are computed in float64 here: if theta is 0, those
- * of all actions of norm 1 differ by less than the error of ff_screen_f32, so all would remain.
+/* If W is `scale` I and theta is 0, as before any data: list the actions that may have the largest
+ * score in `candidates` (K). Returns their number. square: K doubles of scratch.
  *
- * The score is <x, theta> + (beta scale + gamma scale^2) ||x||. Computed in this form it is within
- * (d + 8) u (||theta|| + beta scale + gamma scale^2) ||x|| of the real score, u = 2^-53. The same
- * bound holds for the score computed by ff_best_of: every entry of W x is one product, and each sum
- * has at most d terms. */
-static int64_t screen_identity(const ff_actions *actions, double scale,
-                               const double *restrict theta, double beta, double gamma, int64_t d,
-                               double *restrict panel, double *restrict score,
-                               int64_t *restrict candidates)
+ * The score is b ||x|| for b = beta scale + gamma scale^2. With u = 2^-53, the squared norms
+ * computed here have a relative error of at most (d + 2) u, and the scores computed by ff_best_of
+ * one of at most (d + 8) u: every entry of W x is one product, and each sum has at most d terms. So
+ * an action whose square is below the largest by more than 32 (d + 16) u of it has a norm smaller
+ * by 14 (d + 16) u, which is more than both scores' errors. Underflow changes a root by at most
+ * 2^-511. In float32 the scores of all actions of norm 1 would be equal up to rounding. */
+static int64_t screen_norms(const ff_actions *actions, double scale, double beta, double gamma,
+                            int64_t d, double *restrict panel, double *restrict square,
+                            int64_t *restrict candidates)
 {
     const int64_t count = actions->actions;
-    const double bonus = beta * scale + gamma * scale * scale;
-    const double theta_square = ff_dot(theta, theta, d);
-    double best = -INFINITY, longest = 0.0;
     for (int64_t first = 0; first < count; first += PANEL) {
-        double means[PANEL], squares[PANEL];
-        lanes square[VECTORS], mean[VECTORS];
+        lanes sum[VECTORS];
         const lanes *restrict x = (const lanes *)panel;
+        const int64_t remaining = count - first;
         pack(actions, first, d, panel);
         for (int v = 0; v < VECTORS; v++)
-            square[v] = mean[v] = (lanes){0};
+            sum[v] = (lanes){0};
         for (int64_t j = 0; j < d; j++)
             for (int v = 0; v < VECTORS; v++)
-                square[v] += x[j * VECTORS + v] * x[j * VECTORS + v];
-        for (int64_t j = 0; theta_square != 0.0 && j < d; j++)
-            for (int v = 0; v < VECTORS; v++)
-                mean[v] += theta[j] * x[j * VECTORS + v];
-        memcpy(means, mean, sizeof means);
-        memcpy(squares, square, sizeof squares);
-        for (int64_t a = 0; a < PANEL && first + a < count; a++) {
-            const double score_a = means[a] + bonus * sqrt(squares[a]);
-            score[first + a] = score_a;
-            best = score_a > best ? score_a : best;
-            longest = squares[a] > longest ? squares[a] : longest;
-        }
+                sum[v] += x[j * VECTORS + v] * x[j * VECTORS + v];
+        memcpy(square + first, sum,
+               (size_t)(remaining < PANEL ? remaining : PANEL) * sizeof(double));
     }
-    /* Underflow changes a square root by at most 2^-511. If a square could overflow, no action is
-     * discarded. */
-    const double error =
-        8.0 * (double)(d + 16) * 0x1p-53 * (sqrt(theta_square) + bonus) * sqrt(longest) +
-        (1.0 + beta + gamma) * 0x1p-500;
-    const double threshold = best - 2.0 * error, square = scale * scale;
-    const int sound = threshold > -INFINITY && threshold < INFINITY &&
-                      longest * square * (1.0 + square) < 0x1p1000;
+    const near_top found = near_top_of(square, count, 0.0, 32.0 * (double)(d + 16) * 0x1p-53);
+    /* If a square could overflow, or underflow could matter, no action is discarded. */
+    const double bonus = beta * scale + gamma * scale * scale, scale_square = scale * scale;
+    const int sound =
+        2.0 * found.smallest * scale_square * (1.0 + scale_square) < 0x1p1000 &&
+        bonus * sqrt(found.smallest) > (1.0 + beta + gamma) * 0x1p-447;
+    if (sound && found.many == 1) {
+        candidates[0] = found.sum;
+        return 1;
+    }
     int64_t candidate_count = 0;
     for (int64_t a = 0; a < count; a++)
-        if (!sound || !(score[a] < threshold))
+        if (!sound || !(square[a] < found.smallest))
             candidates[candidate_count++] = a;
     return candidate_count;
 }
 
-/* Return the action with the largest score. Screening (in float32, or by norms if W is a multiple
- * of I) leaves a few candidates, which are scored exactly. */
+/* Return the action with the largest score. Screening (in float32, or by norms before any data)
+ * leaves a few candidates, which are scored exactly. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
@@ -285,9 +275,9 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     double *screen_scratch = (double *)(candidates + actions->actions);
     int64_t candidate_count;
     const double scale = fabs(ff_multiple_of_identity(w, d));
-    if (scale != 0.0)
-        candidate_count = screen_identity(actions, scale, theta, beta, gamma, d, aligned(scratch),
-                                          screen_scratch, candidates);
+    if (scale != 0.0 && ff_dot(theta, theta, d) == 0.0)
+        candidate_count = screen_norms(actions, scale, beta, gamma, d, aligned(scratch),
+                                       screen_scratch, candidates);
     else
         candidate_count =
             ff_screen_f32(actions, w, theta, beta, gamma, d, screen_scratch, candidates);
