@@ -36,8 +36,8 @@ def signed(deployment, release, body):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
-def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
-    """The message could make a silo send its session, and later seal a second row, same mask."""
+def test_no_message_of_a_hub_about_an_open_period_is_accepted(protocol):
+    """The message could make a silo send its session, and later seal a second row with its mask."""
     deployment = running(protocol)
     silo = deployment.processes["silo0"]
     deployment.now = federation.START + 10.0
@@ -106,14 +106,14 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
         silo.handle(signed(deployment, 1, wire.News(broadcast, ())))
     # Signed statements about different reports, or of a different silo, are not accepted.
     silo1 = Identity(federation.secret("silo1"))
-    word = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
-    other = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
-    for words in ((word,), (word, other)):
+    statement = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
+    other_statement = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
+    for statements in ((statement,), (statement, other_statement)):
         with pytest.raises(Refused, match="reports that no silo signed"):
-            silo.handle(signed(deployment, 1, wire.News(broadcast, words)))
+            silo.handle(signed(deployment, 1, wire.News(broadcast, statements)))
     forged = deployment.plan.wire.signed(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
     with pytest.raises(Refused, match="not that of silo2"):
-        silo.handle(signed(deployment, 1, wire.News(broadcast, (word, forged))))
+        silo.handle(signed(deployment, 1, wire.News(broadcast, (statement, forged))))
     assert silo.party.model.release == 0
 
 
@@ -213,7 +213,7 @@ def test_a_second_set_of_a_restored_helper_is_seen():
         assert "opened two sets of one release" in deployment.processes[name].party.stopped
 
 
-def test_a_helper_takes_its_own_answers_in_order_alone():
+def test_a_helper_accepts_its_own_answers_only_in_order():
     deployment = running("secure-sum")
     backup = list(deployment.processes["helper"].store.writes())
     for release in (1, 2):
@@ -224,10 +224,10 @@ def test_a_helper_takes_its_own_answers_in_order_alone():
         helper.handle(answers[2], deployment.now)
     identity = Identity(federation.secret("helper"))
     first = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)
-    odd = deployment.plan.wire.signed(
+    not_following = deployment.plan.wire.signed(
         identity, "helper", 1, msgspec.structs.replace(first, before=bytes(32))
     )
-    step = helper.handle(odd, deployment.now)
+    step = helper.handle(not_following, deployment.now)
     assert "does not follow its last one" in step.problem and not helper.answers
     silo = Identity(federation.secret("silo0"))
     body = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)

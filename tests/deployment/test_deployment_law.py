@@ -1,9 +1,10 @@
 """Deployed federations with sealed noise have the distribution of the simulated plan.
 
-The noise of each run has different secrets. The releases over the same records are compared with
+The noise of each run comes from other secrets. The releases over the same records are compared with
 the releases of the step objects with seeds: Kolmogorov-Smirnov of each number, a chi-square test
-of the bins of all numbers of a release, and the ratio of their variances. So are whole runs, in
-which releases choose actions. With one seed their bits are the same (test_deployment_simulator.py).
+of the bins of all numbers of a release, and the ratio of their variances. Whole runs, in which
+actions depend on releases, are compared, too. With one seed, deployed parties and step objects
+release the same bits (test_deployment_simulator.py).
 """
 
 import os
@@ -121,12 +122,12 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
         tests[f"added to entry {i}"] = stats.ks_2samp(*added)[1]
     # Noise is independent between entries and between runs.
     for k in range(actual.shape[1]):
-        both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
-        tests[f"bins of release {k + 1}"] = chi_square(*both)
-        ratio = float((both[0] ** 2).mean())
-        free = runs * actual.shape[2], 3 * runs * actual.shape[2]
+        normalised = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
+        tests[f"bins of release {k + 1}"] = chi_square(*normalised)
+        ratio = float((normalised[0] ** 2).mean())
+        degrees = runs * actual.shape[2], 3 * runs * actual.shape[2]
         tests[f"variance of release {k + 1}"] = 2.0 * min(
-            stats.f.cdf(ratio, *free), stats.f.sf(ratio, *free)
+            stats.f.cdf(ratio, *degrees), stats.f.sf(ratio, *degrees)
         )
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
 
@@ -182,9 +183,9 @@ def test_noise_of_another_law_is_found_out_by_its_bins():
 THETA, WIDE = np.array([0.9, -0.4]), 0.7
 
 
-def visits(run, of):
-    """Yield rows offered and the chance of a reward, of each patient of each silo in one run."""
-    rng = np.random.default_rng([run, of])
+def visits(run, stream):
+    """Yield rows offered, their chances of a reward and a uniform number, for each patient."""
+    rng = np.random.default_rng([run, stream])
     while True:
         rows = rng.uniform(-WIDE, WIDE, (4, 2))
         yield rows, 0.5 + 0.5 * rows @ THETA, float(rng.random())
@@ -230,7 +231,7 @@ def simulated_run(plan, run):
     return [*regrets, *silos[0].theta]
 
 
-#: Patients of a silo and period in whole runs.
+#: Patients per silo and period in whole runs.
 PATIENTS = 4
 
 

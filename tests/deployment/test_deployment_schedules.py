@@ -53,30 +53,30 @@ def test_invariants_hold_over_many_schedules(protocol):
 
 
 def run_schedules(seeds):
-    """Run schedules as `scripts/schedules` draws them, and return what they did."""
+    """Run schedules as `scripts/schedules` draws them, and return the counts of their events."""
     total = Counter()
     for seed in seeds:
-        did, broken = schedules_of_all.run(seed)
+        counts, broken = schedules_of_all.run(seed)
         assert not broken, f"seed {seed}: {broken}"
-        total += did
+        total += counts
     return total
 
 
 def test_random_schedules_of_all_that_is_deployed():
-    did = run_schedules(range(80))
-    assert did["kills"] > 100 and did["silos restored"] > 1 and did["hubs restored"] > 10
+    counts = run_schedules(range(80))
+    assert counts["kills"] > 100 and counts["silos restored"] > 1 and counts["hubs restored"] > 10
 
 
 def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
-    did = run_schedules(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
-    assert all(did[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
-    assert did["snapshots"] > 100 and did["erased records"] > 10
+    counts = run_schedules(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
+    assert all(counts[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
+    assert counts["snapshots"] > 100 and counts["erased records"] > 10
 
 
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
-    did = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
-    assert did["kills"] > 1000 and did["hubs restored to before a broadcast"] > 50
+    counts = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    assert counts["kills"] > 1000 and counts["hubs restored to before a broadcast"] > 50
 
 
 def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
@@ -108,16 +108,16 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 #: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
 #: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
 #: too many reports; a hub that received the second set of the helper before the first; a silo with
-#: noise bits that erased decisions on whose numbers the noise depends; a hub whose lost log had a
-#: set that nobody had seen, which it opened again with more reports (allowed, with `clock`).
+#: noise bits that erased decisions on whose numbers the noise depends; a hub that lost a log with a
+#: set that nobody had seen, and opened this set again with more reports (allowed, with `clock`).
 FOUND = (26615, 35896, 301648, 52317, 96124, 10000335, 730031075)
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_schedules_that_have_found_something(seed):
-    did, broken = schedules_of_all.run(seed)
+    counts, broken = schedules_of_all.run(seed)
     assert not broken
-    assert did["kills"] or did["silos restored"]
+    assert counts["kills"] or counts["silos restored"]
 
 
 # ---- planted faults ------------------------------------------------------------------------------
@@ -158,6 +158,6 @@ def test_planted_faults_are_caught_by_the_script(monkeypatch, capsys):
     assert "not caught" in capsys.readouterr().out
 
 
-def test_the_parties_as_they_are_pass_where_faults_are_caught():
+def test_correct_parties_pass_the_schedules_that_catch_faults():
     schedules("silo-ldp", range(12))
     schedules("silo-ldp", range(6), kill=0.1)
