@@ -39,7 +39,7 @@ def test_invariants_hold_whenever_a_party_is_killed(protocol):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "feducb", "central"])
-def test_invariants_hold_when_silos_are_put_back_to_old_states(protocol):
+def test_invariants_hold_when_silos_are_restored_to_old_states(protocol):
     worlds = schedules(protocol, range(100, 112), restore=0.5)
     assert sum(world.restores for world in worlds) > 5
 

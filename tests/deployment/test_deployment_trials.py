@@ -123,7 +123,7 @@ class Site:
         return Client(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, condition):
-        """Wait until the status of a party meets a condition, and return it."""
+        """Wait until the status of a party meets a condition, and return the status."""
         last = time.monotonic() + PATIENCE
         status = None
         while time.monotonic() < last:
@@ -236,7 +236,7 @@ def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypatch):
+def test_a_party_of_another_plan_is_refused_and_stops_nobody(tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     with site(tmp_path / "one", monkeypatch) as one:
@@ -336,7 +336,7 @@ def test_parties_with_a_tenth_of_a_processor_are_slow_and_nothing_else(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_party_that_is_killed_for_its_memory_goes_on_when_it_has_some(tmp_path, monkeypatch):
+def test_a_party_that_is_killed_for_its_memory_goes_on_with_more_memory(tmp_path, monkeypatch):
     """With half of the needed memory, the kernel kills the party at its start or later."""
     with (
         group("memory", "small", limit_in_bytes=40 << 20) as small,
