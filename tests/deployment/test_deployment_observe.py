@@ -240,10 +240,8 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca, None), True)
         key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         builder = builder.add_extension(key_identifier, False)
-        authority_identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(
-            self.key.public_key()
-        )
-        builder = builder.add_extension(authority_identifier, False)
+        issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(issuer_key_id, False)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
              "encipher_only", "decipher_only"), False,

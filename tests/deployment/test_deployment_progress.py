@@ -123,7 +123,7 @@ def hub_restored(deployment):
     deployment.settle()
 
 
-def hub_with_the_second_broadcast_only(deployment):
+def hub_with_second_broadcast(deployment):
     """Restore the hub from a backup, and return only the second of two broadcasts to it."""
     backup = list(deployment.processes["hub"].store.writes())
     for release in (1, 2):
@@ -177,12 +177,7 @@ HUB = [
     ("too-few", "silo-ldp", hub_after_grace, ["silo1", "silo2"]),
     ("unheard", "silo-ldp", hub_just_started, ["silo1", "silo2"]),
     ("reports-again", "silo-ldp", hub_restored, ["silo2"]),
-    (
-        "broadcast-again",
-        "silo-ldp",
-        hub_with_the_second_broadcast_only,
-        ["silo0", "silo1", "silo2"],
-    ),
+    ("broadcast-again", "silo-ldp", hub_with_second_broadcast, ["silo0", "silo1", "silo2"]),
     ("sessions", federation.MASKS, hub_without_a_silo, ["silo2"]),
     ("helper", "secure-sum", without_helper, ["helper"]),
     ("clocks", CLOCKS, hub_of_clocks, []),
