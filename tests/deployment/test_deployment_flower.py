@@ -247,11 +247,8 @@ def serve_couriers(stack, process, path, say=silence):
 
 
 def test_a_socket_carries_messages_and_nothing_else(tmp_path):
-    deployment, path, problems = (
-        federation.Federation(federation.deployed()),
-        tmp_path / "a.sock",
-        [],
-    )
+    deployment, path = federation.Federation(federation.deployed()), tmp_path / "a.sock"
+    problems = []
     silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     with ExitStack() as stack:
         serve_couriers(stack, silo, path, problems.append)

@@ -504,16 +504,8 @@ def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     """The system may deliver a signal to any thread, for example right after SIGCONT."""
     make_folders(tmp_path)
     folder = tmp_path / "a"
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        SIGNAL_IN_ANOTHER_THREAD,
-        "silo",
-        str(folder),
-        "--hub",
-        "http://[::1]:9",
-    ]
+    arguments = ["silo", str(folder), "--hub", "http://[::1]:9"]
+    command = [sys.executable, "-P", "-c", SIGNAL_IN_ANOTHER_THREAD, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0
         printed = child.stderr.read()
@@ -556,16 +548,8 @@ LONG_CLOSE = LONG_WORK.replace(
 def test_a_signal_ends_a_party_whose_files_cannot_be_closed_in_time(tmp_path):
     make_folders(tmp_path)
     folder = tmp_path / "a"
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        LONG_CLOSE,
-        "silo",
-        str(folder),
-        "--hub",
-        "http://[::1]:9",
-    ]
+    arguments = ["silo", str(folder), "--hub", "http://[::1]:9"]
+    command = [sys.executable, "-P", "-c", LONG_CLOSE, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
         wait_until(lambda: (folder / "silo.sock").exists())
         child.send_signal(signal.SIGTERM)

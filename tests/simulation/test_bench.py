@@ -201,11 +201,11 @@ AGENT_KEYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "system", ordinary_cases(AGENTS, lambda system: system in ("linucb", "linucb-ldp"))
 )
-def test_the_reference_of_an_agent_has_the_regret_of_ours(system, monkeypatch):
+def test_the_reference_of_an_agent_has_the_regret_of_fastfeds_agent(system, monkeypatch):
     """The mean difference of final regrets over 100 shared instances is near 0.
 
-    It is a Student t test with 99 degrees of freedom. |t| > 4.5 happens by chance for one seed in
-    5e4, for each of the five systems.
+    The check is a Student t test with 99 degrees of freedom. |t| > 4.5 happens by chance for one
+    seed in 5e4, for each of the five systems.
     """
     instances = 100
     experiment = agent_experiment(system, 200, **AGENT_KEYS[system])
