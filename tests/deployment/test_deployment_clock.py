@@ -159,7 +159,7 @@ def test_a_glitch_within_wide_bounds_is_not_believed():
     assert clock() == hands.wall and clock.off == 0.0
 
 
-def test_a_clock_that_jumps_ahead_for_good_is_held_by_the_others():
+def test_a_clock_that_stays_years_ahead_follows_the_others():
     hands = Hands()
     clock = hands.clock()
     hands.off = YEARS

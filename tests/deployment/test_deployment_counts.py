@@ -112,7 +112,7 @@ def test_the_noise_is_that_of_a_full_batch_however_many_records_there_are():
     assert count_std(plan, 3) ** 2 == pytest.approx(both)
 
 
-def test_roundings_are_unbiased_and_of_one_level():
+def test_roundings_are_unbiased_and_by_less_than_one_level():
     plan = deployed(BITS).plan
     point = np.array([0.333, -0.777, 0.05, 0.5, 0.999])
     g = plan.encoding.precision[0]
@@ -141,7 +141,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_charges_are_those_of_the_certificate_and_within_what_was_asked_for(name):
+def test_charges_are_those_of_the_certificate_and_within_the_requested_epsilon(name):
     plan = deployed(BITS, **PLANS[name])
     (event,) = released(plan.plan)
     spent = Ledger(":memory:")
@@ -171,7 +171,7 @@ def test_a_late_record_is_accounted_for_in_every_node_that_it_may_change():
                 nodes += [Node(event.counted(level), norm)] * len(existing)
             worst = max(worst, VectorSumAccount(nodes, 5).epsilon(1e-6))
     assert worst <= late_epsilon(event) * (1.0 + 1e-9)
-    # Late leaves are in few nodes. For all other leaves the bound is attained.
+    # Nodes that end after release 7 are not released, so the bound may not quite be attained.
     assert worst > 0.9 * late_epsilon(event)
 
 
@@ -190,7 +190,7 @@ def test_the_worst_moves_of_a_late_record_are_within_the_bound_by_their_privacy_
 
 
 def test_a_plan_in_which_being_late_costs_more_is_refused():
-    """With one feature, replacing may cost less than leaving one batch and entering another."""
+    """With one feature, replacing a record may cost less than moving it to another batch."""
     with pytest.raises(InputError, match="comes late costs more"):
         plans.compile_plan(federation.spec(BITS, dimension=1))
 
@@ -253,7 +253,7 @@ def test_neither_hub_nor_helper_sees_the_counts_of_a_silo():
         assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
 
 
-def test_a_straggler_is_left_out_where_the_certificate_counts_on_fewer():
+def test_a_straggler_is_left_out_if_the_certificate_counts_on_fewer_silos():
     deployment = federation.Federation(deployed(BITS, system=FEWER, federation={"least": 2}))
     deployment.settle()
     absent_silo = deployment.processes.pop("silo2")

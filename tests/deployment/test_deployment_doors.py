@@ -206,7 +206,7 @@ def test_a_client_says_what_cannot_be_a_request(tmp_path):
             Client(tmp_path / "none").call("decide", **given)
 
 
-def test_a_courier_of_another_length_is_refused(tmp_path):
+def test_a_request_of_a_courier_with_an_invalid_length_is_refused(tmp_path):
     process = federation.Federation(federation.deployed()).processes["silo0"]
     path = tmp_path / "courier.sock"
     with serving(Courier(process, path, lambda _: None)):

@@ -65,7 +65,7 @@ def test_a_party_that_raises_another_exception_is_found_out(fresh, monkeypatch):
     assert "failed with" in harm_found()
 
 
-def test_a_leave_with_something_in_it_is_refused(fresh):
+def test_a_leave_message_with_a_body_is_refused(fresh):
     """The signature of a member is valid, but the body is not empty."""
     plain = wire.Envelope(wire.VERSION, fresh.plan.digest, "leave", "silo2", 0, b"\xc3")
     signature = fresh.keys["silo2"].sign(plain.signed_part())

@@ -157,7 +157,7 @@ def test_a_ledger_without_pure_charges_of_an_earlier_version_opens(tmp_path):
 # ---- one calm federation -------------------------------------------------------------------------
 
 
-def test_deployed_parties_make_the_bits_of_client_and_server():
+def test_deployed_parties_compute_the_same_bits_as_client_and_server():
     plan, noise = plan_of(), SeededNoise(7)
     p, phases = plan.plan, plan.executed.phases
     clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]

@@ -495,7 +495,7 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
 
 
 def decided(folder):
-    """Return a decision of the silo of a folder, asked through the silo's socket."""
+    """Request a decision through the socket of a folder's silo, and return it."""
     from fastfed.deployment.client import Client
 
     return Client(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])

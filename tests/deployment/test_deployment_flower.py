@@ -160,7 +160,7 @@ def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
     assert not silo.sealed and len(nodes.deployment.processes["hub"].party.joined) == 3
 
 
-def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
+def test_receipts_wait_for_the_next_question_and_silent_nodes_get_none():
     plan = federation.deployed()
     nodes = Nodes(plan)
     nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 100.0, 500.0, silence)
@@ -185,7 +185,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     def incoming(node, letters):
         """Deliver spoiled copies of the letters in the thief's name, then the letters."""
         seen.extend(letters)
-        # The thief delivers first, so that it is known by the silo's name before the silo is.
+        # The thief delivers first, so that its node has the silo's name before the silo's node.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
         take(thief, flower.pass_to_party(other.deployment.processes["silo0"], [], silence))
         take(node, letters)
@@ -346,7 +346,7 @@ def test_the_module_names_what_the_example_asks_for():
 
 
 class FakeGrid:
-    """A grid of Flower with ClientApps in this process; messages may come twice, replies never."""
+    """A grid of Flower that runs ClientApps here, repeats messages and loses replies."""
 
     def __init__(self, nodes, faults, seed=0):
         self.nodes, self.faults, self.random = nodes, faults, random.Random(seed)

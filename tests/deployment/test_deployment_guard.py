@@ -124,7 +124,7 @@ def test_bias_of_minus_1000_is_flagged_and_capped_where_the_hub_accepts_it():
     hub = deployment.processes["hub"].party
     assert (1, 4) in hub.reports and hub.status()["capped"] == {"silo4": [1]}
     assert hub.alarms[0].startswith("silo4 does not fit the other silos at release 1")
-    # The bound on the norm of the bias is below that of three numbers of 1000.
+    # The norm of three numbers of 1000 is above the bound.
     cap = Cap(deployment.plan.plan, 1.0)
     assert cap.bounds(1, 4)[0] < 1000.0 * math.sqrt(3.0)
 
@@ -218,7 +218,7 @@ def test_an_influence_needs_a_hub_that_sees_noisy_reports(protocol):
 
 
 def honest(plan, rng, theta, rows):
-    """Return reports of all silos and releases, as `Alarm.fits` takes them, with different rows."""
+    """Return honest reports by release and silo, for `Alarm.fits`; silo 0 has other rows."""
     d, sets = plan.dimension, {}
     lower = np.tril_indices(d)
     stds = np.full(plan.statistic_size, plan.noise_std.bias)
@@ -295,7 +295,7 @@ def test_the_status_says_what_the_alarm_sees():
     assert all(0.0 < typical <= surely for typical, surely in sees.values())
 
 
-def test_a_fit_needs_another_silo_and_counts_nodes_apart():
+def test_a_fit_needs_another_silo_and_counts_nodes_separately():
     plan = federation.deployed(dimension=3).plan
     assert [nodes_of(plan, k) for k in (1, 2, 3, 4)] == [[1], [2], [3, 2], [4]]
     rng = np.random.default_rng(9)

@@ -96,7 +96,7 @@ def test_calls_of_many_threads_share_a_sync():
     with ThreadPoolExecutor(16) as pool:
         decisions = list(pool.map(lambda k: silo.decide(ROWS, f"p{k}"), range(64)))
         list(pool.map(lambda d: silo.reward(d.id, 0.5), decisions))
-    # 128 calls of 192 writes.
+    # 128 calls make 192 writes.
     assert len(store.syncs) < 80 and sum(store.syncs) == 192
     assert len(silo.party.decisions) == len(silo.party.ended) == 64
     assert all(decision.learns for decision in decisions)

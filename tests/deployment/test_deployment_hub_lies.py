@@ -158,8 +158,8 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 # ---- a helper that is restored -------------------------------------------------------------------
 
 
-def restored(deployment, writes):
-    """Put a helper with earlier writes in place of the present one, and return it."""
+def restore_helper(deployment, writes):
+    """Replace the helper by one with earlier writes, and return its process."""
     helper = Process(
         Helper(deployment.plan, federation.secret("helper")),
         MemoryStore(writes),
@@ -176,7 +176,7 @@ def test_a_restored_helper_gets_its_own_answers_again_and_goes_on():
     period(deployment, 1)
     answers = deployment.processes["helper"].party.answers
     assert answers.keys() == {1}
-    helper = restored(deployment, backup)
+    helper = restore_helper(deployment, backup)
     assert not helper.party.answers
     period(deployment, 2)
     assert helper.party.answers.keys() == {1, 2} and helper.party.answers[1] == answers[1]
@@ -189,7 +189,7 @@ def test_a_second_set_of_a_restored_helper_is_seen():
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)
     hub, first = deployment.processes["hub"].party, deployment.processes["helper"].party.answers[1]
-    helper = restored(deployment, backup)
+    helper = restore_helper(deployment, backup)
     # The lying hub requests a second set from the restored helper.
     entries = deployment.plan.wire.body(deployment.plan.wire.read(first), Opened).entries
     second = deployment.plan.wire.signed(
@@ -219,7 +219,7 @@ def test_a_helper_accepts_its_own_answers_only_in_order():
     for release in (1, 2):
         period(deployment, release)
     answers = deployment.processes["helper"].party.answers
-    helper = restored(deployment, backup).party
+    helper = restore_helper(deployment, backup).party
     with pytest.raises(Refused, match="next answer must be of release 1"):
         helper.handle(answers[2], deployment.now)
     identity = Identity(federation.secret("helper"))

@@ -129,7 +129,7 @@ def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
 
 
 def without_silo2_in_first_set():
-    """Return a federation whose first set lacks silo2, and the hub's log before that set."""
+    """Return a federation without silo2 in its first set, the log before the set, the broadcast."""
     deployment = started()
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     period(deployment, 1, ["silo0", "silo1"])
@@ -159,7 +159,7 @@ def test_the_set_that_was_opened_is_opened_again_and_no_other():
 
 
 def test_a_hub_that_gets_a_broadcast_too_late_says_so_and_silos_keep_their_model():
-    """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
+    """The hub opened a different set before silos with the broadcast contacted it."""
     deployment, backup, sent = without_silo2_in_first_set()
     absent_silos = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [absent_silos[name].party.sealed[1] for name in ("silo0", "silo1")]

@@ -17,7 +17,7 @@ from fastfed.deployment import demo
 from fastfed.deployment import folder as folders
 from fastfed.deployment.client import Client
 
-#: Kills of one run.
+#: Number of kills in one run.
 KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
 
 

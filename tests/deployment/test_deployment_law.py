@@ -40,7 +40,7 @@ CASES = {
 }
 #: Number of bins of a chi-square test; the bins are equally likely in simulations.
 BINS = 12
-#: The only row that is offered, so that records do not depend on releases; and the rewards.
+#: The only row that is offered, so that records do not depend on releases, and the rewards.
 ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
 
@@ -106,7 +106,8 @@ def simulated_once(plan, run):
 def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     """Return by name the p-values that are too small for the number of comparisons.
 
-    ``change`` is applied to the deployed releases, in standard deviations from their mean.
+    ``change`` is applied to the deployed releases, minus the mean of the simulated releases and
+    divided by their standard deviation.
     """
     plan = plan_of(case)
     actual = np.array([deployed(plan, run) for run in range(runs)])
@@ -179,7 +180,7 @@ def test_noise_of_another_law_is_found_out_by_its_bins():
 
 # ---- whole runs ----------------------------------------------------------------------------------
 
-#: theta* of the rewards of a whole run, and what is offered: rows of numbers in [-a, a].
+#: theta* of the rewards of a whole run, and the largest absolute number in the offered rows.
 THETA, WIDE = np.array([0.9, -0.4]), 0.7
 
 

@@ -201,7 +201,7 @@ def test_an_older_ledger_is_refused_and_leaving_is_not(home):
     process.ledger.charge(charge_of(plan.executed, plan.digest, "people", 2))
     process.ledger.close()
     process.store.close()
-    folders.opened(home / "silo0").store.close()  # the next start knows of it
+    folders.opened(home / "silo0").store.close()  # this start notes the ledger's head
     for file in home.joinpath("silo0").glob("ledger.sqlite*"):
         file.unlink()
     shutil.copy(home / "backup", ledger)

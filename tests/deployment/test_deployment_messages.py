@@ -318,7 +318,7 @@ def test_an_earlier_plan_file_is_refused_with_what_to_do():
         plans.load(msgspec.msgpack.encode([old, {}]))
 
 
-def test_plan_files_are_never_pickles_and_hold_nothing_else():
+def test_plan_files_that_are_pickles_or_hold_other_values_are_refused():
     for data in (b"\x80\x04K\x01.", b"", b"\xc1", PLAN.as_bytes()[:-3]):
         with pytest.raises(InputError):
             plans.load(data)

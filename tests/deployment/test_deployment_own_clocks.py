@@ -408,7 +408,7 @@ def test_a_silo_stops_if_a_view_contradicts_its_numbers(change, problem):
         ),
     ],
 )
-def test_a_silo_refuses_a_view_that_cannot_be(change, message):
+def test_a_silo_refuses_an_impossible_view(change, message):
     with pytest.raises(InputError, match=message):
         send_changed_view(change)
 
@@ -419,8 +419,8 @@ def test_the_alarm_allows_each_silo_noise_for_the_batches_that_it_has_reported()
     rows = {i: rng.uniform(0.0, 1.0, plan.statistic_size) for i in range(3)}
     same = list(alarm.fits_of_view(2, {i: (2, row) for i, row in rows.items()}))
     assert same == list(alarm.fits(2, {2: rows}))
-    # Silo 0 has reported one batch, the others two. Its sums have less noise of rewards, so the
-    # alarm sees smaller deviations.
+    # Silo 0 has reported one batch, the others two. The sums of silo 0 have less noise of rewards,
+    # so the alarm sees smaller deviations.
     (fewer, *_) = alarm.fits_of_view(2, {0: (1, rows[0]), 1: (2, rows[1]), 2: (2, rows[2])})
     assert fewer.moves == same[0].moves and fewer.sees < same[0].sees
 

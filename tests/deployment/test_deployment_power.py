@@ -466,7 +466,7 @@ class Disk:
 def cut_power(tmp_path, before, events, moments):
     """Cut the power after random answers (events of kind 5), which a power cut must not lose.
 
-    Return (answered decisions that are lost, or errors; number of answers; number of cuts).
+    Return (lost decisions that were answered, or errors; number of answered decisions; of cuts).
     """
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]

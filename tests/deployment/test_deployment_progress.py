@@ -115,7 +115,7 @@ def hub_just_started(deployment):
 
 
 def hub_restored(deployment):
-    """Restore the hub to before a release that silos have; one silo is away."""
+    """Restore the hub to its state before a release that silos have, while one silo is away."""
     backup = list(deployment.processes["hub"].store.writes())
     period(deployment, 1)
     deployment.processes.pop("silo2")
@@ -239,7 +239,7 @@ def silo_given_up(deployment):
 
 
 def silo_forgotten(deployment):
-    """Restore a silo to before it sent its session."""
+    """Send silo 0 a list with another session than its own, as after a restored backup."""
     deployment.now = federation.START + 100.0
     silo = deployment.processes["silo0"]
     values = tuple(bytes([i]) * 32 for i in range(3))

@@ -276,7 +276,7 @@ def cases():
     yield from (("helper", "secure-sum", *case) for case in to_helper())
 
 
-def messages_to_absent():
+def messages_in_special_states():
     """Yield (receiver, message, words of its refusal) for receivers in special states."""
     plan = DEPLOYMENTS["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
@@ -330,7 +330,7 @@ def test_every_refusal_is_reached_and_leaves_the_receiver_as_it_was():
     reached = set()
     for name, protocol, data, message in cases():
         reached |= refusing_lines(DEPLOYMENTS[protocol].processes[name].party, data, message)
-    for receiver, data, message in messages_to_absent():
+    for receiver, data, message in messages_in_special_states():
         reached |= refusing_lines(receiver, data, message)
     missed = [
         (name, first)

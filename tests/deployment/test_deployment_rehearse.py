@@ -116,7 +116,7 @@ def test_a_source_says_how_a_table_is_read(tables, tmp_path):
         )
     lines = []
     rehearsal = rehearse(spec(), tables | {"north": source}, tmp_path / "out", lines.append)
-    # Each person came twice, and is learned from once; an outcome takes a period and more.
+    # Each person comes twice, and is learned from once; an outcome comes more than a period later.
     assert rehearsal.silos["north"].decisions == 160 and rehearsal.silos["north"].learned <= 80
     assert any("north: 80 of 160 rows" in line and "came before" in line for line in lines)
 

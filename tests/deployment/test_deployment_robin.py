@@ -223,7 +223,7 @@ def test_releases_are_charged_what_they_add_and_together_the_whole_plan():
 # ---- one calm federation -------------------------------------------------------------------------
 
 
-def test_deployed_parties_make_the_bits_of_client_and_averager():
+def test_deployed_parties_compute_the_same_bits_as_client_and_averager():
     plan = plan_of(dimension=3)
     noise, p = SeededNoise(7), plan.plan
     clients, averager = [Client(plan.executed, i) for i in range(3)], Averager(plan.executed, noise)

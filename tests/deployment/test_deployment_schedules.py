@@ -80,7 +80,7 @@ def test_many_random_schedules_of_all_that_is_deployed():
 
 
 def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
-    """The same records, with and without kills: the same theta."""
+    """The same records give the same theta with and without kills."""
     plan = deployed("silo-ldp")
     thetas = []
     for kill in (0.0, 0.2):
@@ -88,7 +88,7 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
         for k, close in enumerate(plan.document.calendar.closes):
             for i, name in enumerate(plan.silos):
                 world.now = close - 10.0
-                # One action: a choice depends on which broadcast a killed silo has.
+                # Offer one action: a choice would depend on which broadcast a killed silo has.
                 step, decision = world.parties[name].decide([[0.1 * i, 0.5 - 0.1 * k]], world.now)
                 world.perform(name, step)
                 world.perform(name, world.parties[name].reward(decision.id, 0.1 * k, world.now))
@@ -125,7 +125,7 @@ def test_schedules_that_have_found_something(seed):
 
 @pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
-    """At least one of a few schedules detects the fault; correct parties pass all schedules."""
+    """At least one of 100 schedules detects the fault."""
     seed, complaint = planted(fault, range(100))
     assert seed is not None, f"{fault} was not caught: {complaint}"
 

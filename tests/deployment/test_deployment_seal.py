@@ -152,7 +152,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
     if release == "tree":
         encoder = np.array([[float(k - (k & -k) < leaf <= k) for leaf in ends] for k in ends])
     else:
-        # Prefixes with noise T z are, but for a change of coordinates, (T T')^(-1/2) A gamma + z.
+        # Prefixes with noise T z are, up to a change of coordinates, (T T')^(-1/2) A gamma + z.
         terms = [prefix_noise(plan).terms(k) for k in ends]
         nodes = sorted({node for row in terms for node in row})
         mixed = np.array([[float(row.get(node, 0)) for node in nodes] for row in terms])

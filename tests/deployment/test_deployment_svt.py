@@ -67,11 +67,11 @@ def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
 
 
 @pytest.mark.parametrize("switches", [3, 60])
-def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
+def test_one_charge_covers_a_loss_of_any_exchange(switches):
     exchanges.check_one_charge(plan_of(switches=switches), 0.97)
 
 
-def test_deployed_parties_make_the_bits_of_client_and_server():
+def test_deployed_parties_compute_the_same_bits_as_client_and_server():
     plan, noise = plan_of(epsilon=20.0), SeededNoise(7)
     p = plan.plan
     first = experts.first_expert(plan.digest, 3)
@@ -96,7 +96,7 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
         for i, client in enumerate(clients):
             party = deployment.processes[f"silo{i}"].party
             assert np.array_equal(party.model.theta, client.x)
-            # Another expert than the first is the best one.
+            # The best expert is not the first one.
             loss = rng.uniform(-0.1, 1.1, 3)
             loss[(first + 1) % 3] = 0.0
             client.observe(loss)

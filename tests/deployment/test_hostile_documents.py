@@ -92,7 +92,7 @@ def test_no_hostile_value_in_a_plan_file_is_executed(kind, request):
     all_values = request.config.getoption("-m") != "not slow"
     tried = accepted = 0
     for path, number, data in attacks(kind):
-        # The ordinary tests take a quarter of the values for each place, not the same for all.
+        # Ordinary tests take a quarter of the values for each place, not the same one everywhere.
         if all_values or (number + len(str(path))) % 4 == 0:
             tried += 1
             accepted += check(plan, path, data)

@@ -159,7 +159,7 @@ def test_peaks_are_measured():
 
 
 def test_the_vector_case_has_the_tree_of_the_paper():
-    """T / B = 400 on both sides, so that a data point is encoded for 4.76 nodes on average."""
+    """Both experiments have T / B = 400, so a data point is encoded for 4.76 nodes on average."""
     (case,) = [c for c in CASES if c.name == "sphere-k100-d10-vector"]
     assert [e.curves[0].system.plan.releases for e in experiments_of(case)] == [400, 400]
 
