@@ -23,16 +23,16 @@ class Hands:
     """A wall clock, which is ``off`` by some seconds, and a monotonic clock; a test moves both."""
 
     def __init__(self):
-        self.wall, self.at, self.off = 1000.0, 50.0, 0.0
+        self.wall, self.monotonic, self.off = 1000.0, 50.0, 0.0
 
     def clock(self):
         """Return a clock that reads these hands."""
-        return SteadyClock(lambda: self.wall + self.off, lambda: self.at)
+        return SteadyClock(lambda: self.wall + self.off, lambda: self.monotonic)
 
     def wait(self, seconds):
         """Let this number of seconds pass."""
         self.wall += seconds
-        self.at += seconds
+        self.monotonic += seconds
 
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS, 2 * DOUBTED, -2 * DOUBTED])

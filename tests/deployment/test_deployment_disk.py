@@ -249,13 +249,15 @@ def test_every_damaged_page_of_a_ledger_or_a_state_is_reported_in_a_sentence(tmp
         data = (tmp_path / name).read_bytes()
         for page in range(0, len(data), 4096):
             for at, junk in ((0, b"\xff" * 200), (3500, b"\xff" * 596), (3500, bytes(596))):
-                for end in ("", "-wal", "-shm"):
-                    (tmp_path / f"x{end}").unlink(missing_ok=True)
+                for suffix in ("", "-wal", "-shm"):
+                    (tmp_path / f"x{suffix}").unlink(missing_ok=True)
                 place = tmp_path / "x"
                 place.write_bytes(data[: page + at] + junk + data[page + at + len(junk) :])
-                for use in (opened_ledger, Ledger.read) if name == "ledger" else (opened_state,):
+                for open_file in (
+                    (opened_ledger, Ledger.read) if name == "ledger" else (opened_state,)
+                ):
                     try:
-                        use(place).close()
+                        open_file(place).close()
                     except InputError as error:
                         refused += str(place) in str(error)
     assert refused > 20

@@ -237,7 +237,7 @@ def test_two_unicode_forms_of_a_name_are_one_person():
     assert party.digest_of(composed) == plain == party.digest_of(decomposed)
 
 
-def test_a_name_with_a_blank_is_the_same_person_also_as_earlier_versions_stored_it():
+def test_spellings_of_a_subject_with_blanks_or_as_numbers_are_one_person():
     process = federation.Federation(federation.deployed()).processes["silo0"]
     spellings = ["p1", "p1 ", "p2", "17", 17, "17.0", "17 "]
     learns = [

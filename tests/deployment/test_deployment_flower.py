@@ -48,7 +48,7 @@ class Nodes:
     def __init__(self, plan, seed=0, faults=0.0):
         self.deployment = federation.Federation(plan)
         self.plan, self.random, self.faults = plan, random.Random(seed), faults
-        self.at = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
+        self.numbers = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
         self.now, self.kills, self.problems, self.late = 0.0, 0, [], []
         self.mail = self.new_mail()
 
@@ -87,8 +87,8 @@ class Nodes:
     def turn(self):
         """Let the ServerApp send letters to all nodes and receive their answers once."""
         self.now += 1.0
-        for node, letters in self.mail.outgoing(self.at.values(), self.now).items():
-            (name,) = (n for n, i in self.at.items() if i == node)
+        for node, letters in self.mail.outgoing(self.numbers.values(), self.now).items():
+            (name,) = (n for n, i in self.numbers.items() if i == node)
             answer = self.answered(name, letters)
             if answer is None:
                 self.mail.failed(node, "lost")
@@ -165,10 +165,10 @@ def test_receipts_wait_for_the_next_question_and_silent_nodes_get_none():
     nodes = Nodes(plan)
     nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 100.0, 500.0, silence)
     nodes.turn()
-    assert nodes.mail.outgoing(nodes.at.values(), nodes.now) == {}
-    assert sorted(nodes.mail.outgoing(nodes.at.values(), nodes.now + 100.0)) == [1, 2, 3]
+    assert nodes.mail.outgoing(nodes.numbers.values(), nodes.now) == {}
+    assert sorted(nodes.mail.outgoing(nodes.numbers.values(), nodes.now + 100.0)) == [1, 2, 3]
     # Nodes that do not answer get no more messages until they are given up.
-    assert nodes.mail.outgoing(nodes.at.values(), nodes.now + 300.0) == {}
+    assert nodes.mail.outgoing(nodes.numbers.values(), nodes.now + 300.0) == {}
     assert sorted(nodes.mail.outgoing([1, 2], nodes.now + 700.0)) == [1, 2]
 
 
@@ -191,7 +191,7 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         take(node, letters)
 
     nodes.mail.incoming = incoming
-    nodes.at["thief"] = thief
+    nodes.numbers["thief"] = thief
     answered = nodes.answered
     nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
     for release in (1, 2):
@@ -201,11 +201,11 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         for _ in range(6):
             nodes.turn()
     for name in plan.silos:
-        models, wanted = (
+        model, wanted = (
             each.processes[name].party.model for each in (nodes.deployment, undisturbed)
         )
-        assert models.release == wanted.release == 2
-        assert models.theta.tolist() == wanted.theta.tolist()
+        assert model.release == wanted.release == 2
+        assert model.theta.tolist() == wanted.theta.tolist()
     hub = nodes.deployment.processes["hub"].party
     assert hub.broadcasts == undisturbed.processes["hub"].party.broadcasts and not hub.alarms
     assert seen and any(text.startswith("node 99") for text in messages)
@@ -446,9 +446,9 @@ PERIOD = 60
 
 
 class Network:
-    """SuperLink and SuperNodes with TLS, silos behind their sockets: processes that can be killed.
+    """Processes that can be killed: SuperLink and SuperNodes with TLS, silos behind their sockets.
 
-    Flower's own processes are found by the port in their command line, which nobody else has.
+    Flower's own processes are found by the port in their command line, which no other process has.
     """
 
     def __init__(self, home, plan, every):

@@ -88,8 +88,8 @@ def run_with_kills(home, protocol, hidden, seed):
         killer.join(KILLS * gap)
         killer.over = True
         killer.join()
-        last = time.time() + 90 + 20 * startup_seconds
-        thetas = [demo._wait_for_release(c, demo.RELEASES, last)["theta"] for c in clients]
+        deadline = time.time() + 90 + 20 * startup_seconds
+        thetas = [demo._wait_for_release(c, demo.RELEASES, deadline)["theta"] for c in clients]
     finally:
         killer.over = True
         if killer.ident:

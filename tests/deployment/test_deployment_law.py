@@ -170,7 +170,7 @@ def test_other_noise_is_found_out(factor):
 
 
 def test_noise_of_another_law_is_found_out_by_its_bins():
-    """Planted: the tails of Laplace noise of the same variance, in 1 000 runs' numbers."""
+    """Planted: Laplace noise of the same variance, in as many numbers as 1 000 runs have."""
     rng = np.random.default_rng(4)
     wanted, actual = rng.normal(size=15_000), rng.normal(size=5_000)
     assert chi_square(actual, wanted) > 1e-4

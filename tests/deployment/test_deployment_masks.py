@@ -177,8 +177,11 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
-def silo_without_state(deployment):
-    """Return silo 0 without state and ledger; the hub has received none of its reports."""
+def report_without_state(deployment):
+    """Return a report of release 1 by a silo 0 that has lost its state and its ledger.
+
+    The hub claims that it has received no report of silo 0.
+    """
     plan, ledger = deployment.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
@@ -219,7 +222,7 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
     deployment.settle()
     period(deployment, 1)
     plan, words = deployment.plan, []
-    for data in (deployment.processes["hub"].party.reports[1, 0], silo_without_state(deployment)):
+    for data in (deployment.processes["hub"].party.reports[1, 0], report_without_state(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
     # With equal masks, the difference is the difference of the records plus two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))

@@ -186,9 +186,9 @@ def test_a_federation_over_tls_comes_to_the_model_of_one_in_memory(protocol, tmp
             for _ in range(4):
                 assert not any([dialer.round() for dialer in dialers])
     for name in plan.silos:
-        models, wanted = (each.processes[name].party.model for each in (deployment, undisturbed))
-        assert models.release == wanted.release == 2
-        assert models.theta.tolist() == wanted.theta.tolist()
+        model, wanted = (each.processes[name].party.model for each in (deployment, undisturbed))
+        assert model.release == wanted.release == 2
+        assert model.theta.tolist() == wanted.theta.tolist()
 
 
 def test_addresses_without_tls_are_of_this_machine_alone():

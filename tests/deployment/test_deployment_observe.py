@@ -292,13 +292,13 @@ def test_the_hub_serves_only_clients_with_a_valid_certificate_of_the_consortium(
     hub, silo = deployment.processes["hub"], deployment.processes["silo0"]
     good = ours.pair("silo0")
     with Running(hub, *ours.pair("hub"), ours.file) as running:
-        for refused in (
+        for invalid_pair in (
             (None, None),
             ours.pair("late", -3, -2),
             ours.pair("early", 2, 3),
             theirs.pair("silo0"),
         ):
-            dialer = Dialer(silo, running.url, ours.file, *refused)
+            dialer = Dialer(silo, running.url, ours.file, *invalid_pair)
             assert "the hub cannot be reached" in dialer.round()
             assert not hub.party.joined
         assert Dialer(silo, running.url, ours.file, *good).round() == ""

@@ -464,9 +464,10 @@ class Disk:
 
 
 def cut_power(tmp_path, before, events, moments):
-    """Cut the power after random answers (events of kind 5), which a power cut must not lose.
+    """Cut the power after random answers (events of kind 5), whose decisions must not be lost.
 
-    Return (lost decisions that were answered, or errors; number of answered decisions; of cuts).
+    Return the answered decisions that are lost (or errors), the number of answered decisions, and
+    the number of power cuts.
     """
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]

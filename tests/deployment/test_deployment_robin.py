@@ -73,13 +73,13 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
 
 def test_a_plan_whose_noise_is_less_than_its_certificate_says_is_refused():
     plan = plan_of()
-    louder = tuple(
+    with_less_noise = tuple(
         msgspec.structs.replace(mean, epsilon_coordinate=2.0 * mean.epsilon_coordinate)
         for mean in plan.executed.means
     )
     exchanges.check_refused(
         plan,
-        replace(plan.executed, means=louder),
+        replace(plan.executed, means=with_less_noise),
         replace(plan.executed, means=plan.executed.means[:-1]),
         replace(plan.executed, initial=3),
     )
@@ -299,16 +299,16 @@ def test_noise_depends_on_all_estimates_and_the_rotation_on_none():
 
 def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
     plan = plan_of()
-    here = first_release(plan, [[0.5, 0.2]])
+    with_silo2 = first_release(plan, [[0.5, 0.2]])
     without_silo2 = first_release(plan, [[0.5, 0.2]], away=("silo2",))
     # silo2 has no records: its estimate is 0, whether silo2 reports or not.
     assert 2 not in [e.silo for e in without_silo2.processes["hub"].party.sets[1].entries]
     actual = [
         values(plan, each.processes["hub"].party.broadcasts[1], Broadcast)
-        for each in (here, without_silo2)
+        for each in (with_silo2, without_silo2)
     ]
     assert np.array_equal(*actual)
-    report = here.processes["hub"].party.reports[1, 2]
+    report = with_silo2.processes["hub"].party.reports[1, 2]
     assert np.array_equal(values(plan, report, Report), np.zeros(2))
 
 

@@ -124,9 +124,9 @@ class Site:
 
     def until(self, name, condition):
         """Wait until the status of a party meets a condition, and return the status."""
-        last = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE
         status = None
-        while time.monotonic() < last:
+        while time.monotonic() < deadline:
             with suppress(OSError, InputError):
                 status = self.status(name)
                 if condition(status):
@@ -137,9 +137,9 @@ class Site:
     def patient(self, name):
         """Make one decision of a silo and report its reward."""
         client = Client(self.home / name / folders.SOCKET)
-        last = time.time() + PATIENCE
+        deadline = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
-        decision = demo.repeat_until(lambda: client.call("decide", actions=rows), last)
+        decision = demo.repeat_until(lambda: client.call("decide", actions=rows), deadline)
         client.call("reward", id=decision["id"], reward=0.5)
         return decision
 
