@@ -121,16 +121,16 @@ def test_the_radius_of_two_models_holds_where_each_radius_holds():
     rng = np.random.default_rng(2)
     worst = 0.0
     for _ in range(300):
-        grams, us = [], []
+        grams, vectors = [], []
         radii, seconds = rng.uniform(0.1, 3, 2), rng.uniform(0, 2, 2)
         for radius, second in zip(radii, seconds, strict=True):
             root = rng.normal(size=(3, 3))
             gram = root @ root.T + 0.1 * np.eye(3)
-            s = np.linalg.cholesky(gram) @ unit(rng) * radius
+            vector = np.linalg.cholesky(gram) @ unit(rng) * radius
             grams.append(gram)
-            us.append(s + unit(rng) * second)
+            vectors.append(vector + unit(rng) * second)
         inverse, x = np.linalg.inv(sum(grams)), unit(rng)
-        error = abs(x @ inverse @ sum(us))
+        error = abs(x @ inverse @ sum(vectors))
         bound = math.hypot(*radii) * math.sqrt(x @ inverse @ x)
         bound += sum(seconds) * float(np.linalg.norm(inverse @ x))
         worst = max(worst, error / bound)
