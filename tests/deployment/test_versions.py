@@ -115,7 +115,7 @@ EARLIER = {
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "shuffle-vector", "secure-sum"])
 @pytest.mark.parametrize("name", EARLIER)
 def test_a_plan_file_with_the_keys_of_an_earlier_version_is_loaded(name, protocol):
-    """The plan has the noise and the account of a new plan with that version's factor and batches."""
+    """The plan has the noise and account of a new plan with that version's factor and batches."""
     keys, ranking = EARLIER[name]
     vector = protocol == "shuffle-vector"
     batches = {"batch_size": "growing", "batch_first": 3, "batch_ratio": 1.2} if vector else {}
