@@ -1,4 +1,4 @@
-"""Threads that sync by a function of Python, which a test can replace."""
+"""Threads that sync files by a Python function that a test can replace."""
 
 import os
 import struct
@@ -10,7 +10,7 @@ from fastfed.deployment.syncs import SyncThreads
 
 
 class PythonSyncThreads(SyncThreads):
-    """Sync by ``store._sync_content``, as calls do that share no thread with others."""
+    """Sync files by ``store._sync_content``, as calls without shared threads do."""
 
     def __init__(self, count):
         self._answers, self._answers_write = os.pipe()

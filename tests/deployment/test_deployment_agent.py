@@ -93,7 +93,9 @@ def test_an_agent_learns_by_releases_and_spends_its_budget(tmp_path: Path, clock
     agent.close()
 
 
-def test_the_agent_is_its_two_parties_with_the_same_messages(tmp_path: Path, clock: Clock) -> None:
+def test_the_agent_equals_its_two_parties_that_exchange_messages(
+    tmp_path: Path, clock: Clock
+) -> None:
     """Compare the agent with a silo and a hub that have a copy of the folder.
 
     The test passes messages between this silo and this hub.
@@ -136,20 +138,20 @@ def test_decisions_are_kept_across_restarts_and_rewarded_in_any_order(
     first, second, third = (agent.select(rows, subject=name) for name in "abc")
     agent.observe(second.id, 1.0)
     agent.close()
-    again = open_agent(tmp_path / "shop", clock)
-    again.observe(first, 0.0)
-    again.observe(second, 1.0)  # a repeated reward is the same
-    again.cancel(third)
-    assert again.status()["open_decisions"] == 0
+    reopened = open_agent(tmp_path / "shop", clock)
+    reopened.observe(first, 0.0)
+    reopened.observe(second, 1.0)  # a repeated reward is the same
+    reopened.cancel(third)
+    assert reopened.status()["open_decisions"] == 0
     with pytest.raises(InputError, match="no decision"):
-        again.observe("unknown", 1.0)
+        reopened.observe("unknown", 1.0)
     with pytest.raises(InputError):
-        again.observe(second, 0.0)
-    assert not again.select(rows, subject="a").learns  # the same person
-    again.close()
+        reopened.observe(second, 0.0)
+    assert not reopened.select(rows, subject="a").learns  # the same person
+    reopened.close()
 
 
-def test_the_service_releases_by_itself_when_a_period_is_over(tmp_path: Path, clock: Clock) -> None:
+def test_a_call_makes_the_releases_of_periods_that_are_over(tmp_path: Path, clock: Clock) -> None:
     agent = open_agent(tmp_path / "shop", clock, **SETTINGS)
     serve(agent, rounds_of(10))
     clock.now = START + 250  # two periods pass without a call
@@ -277,8 +279,8 @@ def test_no_answered_decision_or_reward_is_lost_by_kills(tmp_path: Path) -> None
             # The last line may be cut off.
             lines = child.stdout.read().splitlines()[:-1]
         for line in lines:
-            what, name = line.split()
-            (decided if what == "decided" else rewarded).add(name)
+            event, name = line.split()
+            (decided if event == "decided" else rewarded).add(name)
     agent = PrivateLinUCB(tmp_path / "shop")
     party = agent._silo.party
     assert decided <= set(party.decisions) and rewarded <= decided

@@ -43,7 +43,7 @@ def plan():
     return federation.deployed(federation.BITS, dimension=2)
 
 
-def test_the_certificate_is_pure_and_that_of_the_bits_that_are_sent(plan):
+def test_the_certificate_is_pure_and_states_the_epsilon_of_the_bits_that_are_sent(plan):
     certificate, flips = plan.certificate, plan.plan.flips
     getcontext().prec = 40
     exact = (Decimal(ONE - flips) / flips).ln()
@@ -84,13 +84,13 @@ def test_the_model_is_the_ridge_estimate_of_the_bits_values(plan):
     assert plan.certificate.exact.epsilon <= spent <= 1.0 + 1e-9
 
 
-def test_a_bit_is_charged_once_as_what_is_hard_to_test(plan):
-    first, second, again = (charge_of(plan.executed, b"p", "records", k) for k in (1, 2, -2))
+def test_a_bit_is_charged_once_as_a_gaussian_that_covers_each_test(plan):
+    first, second, whole_plan = (charge_of(plan.executed, b"p", "records", k) for k in (1, 2, -2))
     probability = 1.0 - plan.plan.flips / ONE
     assert first.pure == pytest.approx(1.0, abs=1e-11) and first.failure == 0.0
     assert math.sqrt(first.mu2) == pytest.approx(2.0 * NormalDist().inv_cdf(probability))
     assert (second.mu2, second.pure) == (0.0, 0.0)
-    assert (again.mu2, again.pure) == (first.mu2, first.pure)
+    assert (whole_plan.mu2, whole_plan.pure) == (first.mu2, first.pure)
     # The best test between two rewards is no better than the best one between the two normals.
     mu, normal = math.sqrt(first.mu2), NormalDist()
     for alpha in np.linspace(0.001, 0.999, 200):
@@ -125,7 +125,7 @@ def test_the_hub_refuses_sums_that_no_bits_can_have(plan):
     deployment.now = float(plan.document.calendar.closes[0])
     hub = deployment.processes["hub"]
     largest = max(map(abs, plan.plan.bit_values))
-    # One record x = (1, 0) with the largest value, and more of x y than it allows.
+    # All records x = (1, 0) with the largest value, then 1 % more of x y than they allow.
     for factor, refused in ((1.0, False), (1.01, True)):
         count = plan.plan.most_records(1)
         values = np.array([factor * count * largest, 0.0, count, 0.0, 0.0])
@@ -138,13 +138,13 @@ def test_the_hub_refuses_sums_that_no_bits_can_have(plan):
 
 
 def test_schedules_of_faults_with_bits():
-    ran = 0
+    releases = 0
     for seed in range(schedules.ALL, schedules.ALL + 400):
         if schedules.chosen(seed)[0] == federation.BITS:
-            did, broken = schedules.run(seed)
+            counts, broken = schedules.run(seed)
             assert not broken, (seed, broken)
-            ran += did["releases"]
-    assert ran > 20
+            releases += counts["releases"]
+    assert releases > 20
 
 
 # ---- persons who come several times --------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_the_charge_of_several_bits_covers_every_test_between_two_inputs(count, 
         least = 1.0 - np.interp(alpha, sizes, powers)
         gaussian = normal.cdf(normal.inv_cdf(1.0 - alpha) - mu)
         assert least >= gaussian * (1.0 - charge.failure) - 1e-9
-    # A mechanism with a smaller mu would not cover them.
+    # A mechanism with a 3 % smaller mu would not cover all tests.
     alphas = sizes[1:-1]
     gaps = [
         (1.0 - powers[i + 1]) - normal.cdf(normal.inv_cdf(1.0 - a) - 0.97 * mu)
@@ -224,13 +224,13 @@ def test_a_silo_learns_from_a_person_as_often_as_the_plan_says():
     for call in calls:
         silo.finish(call)
     assert [call.returned().learns for call in calls] == [True] * 3 + [False]
-    again = SiloProcess(
+    restarted = SiloProcess(
         silo_of(plan, "silo0", federation.secret("silo0"), silo.ledger),
         MemoryStore(list(silo.store.writes())), silo.ledger, lambda: deployment.now,
     )  # fmt: skip
-    decided = [again.decide(federation.ROWS, name).learns for name in ("anna", "bert", "bert")]
+    decided = [restarted.decide(federation.ROWS, name).learns for name in ("anna", "bert", "bert")]
     assert decided == [False, True, True]
-    assert not again.decide(federation.ROWS, "bert").learns
+    assert not restarted.decide(federation.ROWS, "bert").learns
 
 
 def test_a_survey_counts_a_person_as_often_as_the_plan_learns(tmp_path):
@@ -275,7 +275,7 @@ def test_a_device_sends_bits_of_the_stated_probability(reward):
     assert stats.binomtest(ones, runs, chance).pvalue > 1e-6
 
 
-def test_a_device_refuses_what_is_no_reward_and_no_flips():
+def test_a_device_refuses_invalid_rewards_and_flips():
     for wrong in (float("nan"), "0.5x", None, [1.0]):
         with pytest.raises(InputError, match="reward must be a finite number, got something else"):
             bit_to_send(wrong, 5)

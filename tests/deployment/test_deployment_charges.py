@@ -44,7 +44,7 @@ def noise_rows(plan):
     return np.array([[float(row.get(name, 0)) for name in draws] for row in rows])
 
 
-def squares(plan):
+def squared_shifts(plan):
     """Return, for each k, the largest squared shift of the first k prefixes by one leaf.
 
     The shift is in units of their noise, a' (B_k B_k')^-1 a, where a says in which of the k
@@ -78,11 +78,11 @@ def test_the_first_releases_are_charged_for_the_noise_that_runs(name, protocol):
     bias, off = event.stds[:2]
     layout = "iid" if event.stds[1] == event.stds[2] else "goe2"
     unit = joint_sensitivity("replace", layout, bias_std=bias, cov_std=off)
-    true = unit**2 * squares(plan.plan)
+    exact = unit**2 * squared_shifts(plan.plan)
     charged = totals(plan)[0]
     # The charge is never too small, and too large only by rounding errors.
-    assert (charged >= true).all(), charged / true - 1.0
-    assert (charged <= true * (1.0 + 1e-7)).all(), charged / true - 1.0
+    assert (charged >= exact).all(), charged / exact - 1.0
+    assert (charged <= exact * (1.0 + 1e-7)).all(), charged / exact - 1.0
     assert charge_of(plan.executed, b"", "d", -1).mu2 == pytest.approx(charged[-1], rel=1e-12)
 
 
@@ -152,11 +152,11 @@ def test_a_loss_of_experts_is_paid_for_by_the_first_release(algorithm):
     import test_deployment_experts
     import test_deployment_svt
 
-    room = {"fed-svt": test_deployment_svt, "fed-dp-ope-stoch": test_deployment_experts}[algorithm]
-    plan = room.plan_of()
+    modules = {"fed-svt": test_deployment_svt, "fed-dp-ope-stoch": test_deployment_experts}
+    plan = modules[algorithm].plan_of()
     charged, failure = totals(plan)
     assert (charged == charged[0]).all() and (failure == failure[0]).all()
     epsilon = gaussian_epsilon(math.sqrt(charged[0]), plan.certificate.exact.delta - failure[0])
     assert epsilon >= plan.certificate.exact.epsilon * (1.0 - 1e-9)
-    again = charge_of(plan.executed, b"", "d", -1)
-    assert (again.mu2, again.failure) == (charged[0], failure[0])
+    whole_plan = charge_of(plan.executed, b"", "d", -1)
+    assert (whole_plan.mu2, whole_plan.failure) == (charged[0], failure[0])

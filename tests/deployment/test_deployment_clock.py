@@ -20,19 +20,19 @@ YEARS = 10 * 365 * 86400.0
 
 
 class Hands:
-    """A wall clock and a monotonic one that a test moves."""
+    """A wall clock, which is ``off`` by some seconds, and a monotonic clock; a test moves both."""
 
     def __init__(self):
-        self.wall, self.at, self.off = 1000.0, 50.0, 0.0
+        self.wall, self.monotonic, self.off = 1000.0, 50.0, 0.0
 
     def clock(self):
         """Return a clock that reads these hands."""
-        return SteadyClock(lambda: self.wall + self.off, lambda: self.at)
+        return SteadyClock(lambda: self.wall + self.off, lambda: self.monotonic)
 
     def wait(self, seconds):
         """Let this number of seconds pass."""
         self.wall += seconds
-        self.at += seconds
+        self.monotonic += seconds
 
 
 @pytest.mark.parametrize("jump", [YEARS, -YEARS, 2 * DOUBTED, -2 * DOUBTED])
@@ -73,7 +73,7 @@ def test_a_clock_that_jumps_about_is_never_believed():
         assert clock() == pytest.approx(hands.wall)
 
 
-def test_small_steps_are_those_of_a_clock_that_is_kept_right():
+def test_small_steps_of_a_clock_are_believed_at_once():
     hands = Hands()
     clock = hands.clock()
     for _ in range(1000):
@@ -114,7 +114,7 @@ def test_a_process_has_a_steady_clock_by_default():
 
 
 def receive_time(clock, hands, off=0.0, name="hub", seconds_to_answer=0.0):
-    """Let a party answer whose clock is off by ``off`` seconds."""
+    """Let a party whose clock is off by ``off`` seconds answer, and add its reading to a clock."""
     asked_at = clock() + max(clock.ahead, 0.0)
     message = ClockReading(name, hands.wall + off, asked_at)
     hands.wait(seconds_to_answer)
@@ -159,7 +159,7 @@ def test_a_glitch_within_wide_bounds_is_not_believed():
     assert clock() == hands.wall and clock.off == 0.0
 
 
-def test_a_clock_that_jumps_ahead_for_good_is_held_by_the_others():
+def test_a_clock_that_stays_years_ahead_follows_the_others():
     hands = Hands()
     clock = hands.clock()
     hands.off = YEARS
@@ -177,7 +177,7 @@ def test_a_clock_that_is_behind_counts_as_it_is():
     assert clock() == hands.wall and clock.ahead == clock.off == -YEARS
 
 
-def test_small_differences_are_those_of_any_two_clocks():
+def test_small_differences_between_clocks_do_not_count():
     hands = Hands()
     clock = hands.clock()
     for off in (-DOUBTED, DOUBTED):
@@ -188,7 +188,7 @@ def test_small_differences_are_those_of_any_two_clocks():
         assert clock.off == pytest.approx(-1.01 * off)
 
 
-def test_how_long_a_message_takes_does_not_count():
+def test_the_duration_of_a_message_does_not_count():
     """A courier may deliver messages only once an hour."""
     hands = Hands()
     clock = hands.clock()
@@ -198,7 +198,7 @@ def test_how_long_a_message_takes_does_not_count():
     hands.off = YEARS
     late = hands.clock()
     receive_time(late, hands, seconds_to_answer=3600.0)
-    # The hub's clock shows an hour more at most.
+    # By now the hub's clock shows at most an hour more than its reading.
     assert late() == pytest.approx(hands.wall, abs=3600.0) and late.off >= YEARS - 3600.0
 
 
@@ -225,7 +225,7 @@ def test_another_clock_that_is_set_right_counts_with_its_next_answer(off):
     assert clock() == hands.wall and clock.off == 0.0
 
 
-def test_what_was_said_before_a_clock_was_set_back_does_not_count():
+def test_a_reading_for_a_question_before_a_clock_was_set_back_does_not_count():
     hands = Hands()
     hands.off = 3600.0
     clock = hands.clock()
@@ -257,7 +257,7 @@ def test_half_of_the_others_must_agree():
     assert clock() == pytest.approx(hands.wall - YEARS)
 
 
-def test_of_two_others_one_that_is_ahead_is_no_alarm():
+def test_one_of_two_other_clocks_that_is_ahead_changes_nothing():
     hands = Hands()
     clock = hands.clock()
     receive_time(clock, hands, 0.0, "silo0")
@@ -381,7 +381,7 @@ def test_a_hub_whose_clock_is_behind_loses_no_record():
     assert first.learns and silo.party.ended[first.id].leaf == 1
 
 
-def test_a_hub_that_was_years_ahead_waits_no_longer_than_it_says():
+def test_a_hub_whose_clock_was_years_ahead_starts_its_wait_at_the_right_time():
     deployment = clocked(hub=YEARS)
     hub = deployment.processes["hub"].party
     hub._first_join = None
@@ -390,12 +390,12 @@ def test_a_hub_that_was_years_ahead_waits_no_longer_than_it_says():
     assert hub._first_join == deployment.now
 
 
-def test_a_silo_is_heard_once_the_hub_knows_its_time():
+def test_the_release_of_a_silo_counts_once_the_hub_knows_the_silos_time():
     deployment = clocked()
     hub, plan = deployment.processes["hub"], deployment.plan
     hub.party._silo_release.clear()
     silo = Identity(secret("silo0"))
-    for after, is_heard in ((0.0, False), (deployment.now, True)):
+    for after, counts in ((0.0, False), (deployment.now, True)):
         join = wire.Join(hub.party._nonce, plan.countersignature(silo), deployment.now, after)
         hub.handle(plan.wire.signed(silo, "silo0", 0, join))
-        assert (0 in hub.party._silo_release) == is_heard
+        assert (0 in hub.party._silo_release) == counts

@@ -57,18 +57,18 @@ def row(plan, release, records, noise=None):
 
 
 @pytest.mark.parametrize("trials", [1, 2, 7, 40])
-def test_noise_bits_have_the_law_of_coins_that_show_one_in_four(trials):
+def test_noise_bits_have_the_binomial_law_with_probability_one_quarter(trials):
     draws = [quarter_binomial(trials) for _ in range(4000)]
     counts = np.bincount(draws, minlength=trials + 1)
     wanted = 4000 * stats.binom.pmf(np.arange(trials + 1), trials, 0.25)
     is_large = wanted > 5.0
-    rest = 4000 - counts[is_large].sum(), 4000 - wanted[is_large].sum()
+    rare = 4000 - counts[is_large].sum(), 4000 - wanted[is_large].sum()
     actual = (counts[is_large] - wanted[is_large]) ** 2 / wanted[is_large]
-    chi = actual.sum() + ((rest[0] - rest[1]) ** 2 / rest[1] if rest[1] > 1e-9 else 0.0)
+    chi = actual.sum() + ((rare[0] - rare[1]) ** 2 / rare[1] if rare[1] > 1e-9 else 0.0)
     assert chi < stats.chi2.ppf(1 - 1e-6, is_large.sum())
 
 
-def test_many_noise_bits_have_the_mean_and_variance_of_theirs():
+def test_many_noise_bits_have_the_mean_and_variance_of_the_binomial():
     trials = 10**12 + 1
     draws = np.array([float(4 * quarter_binomial(trials) - trials) / 4 for _ in range(600)])
     std = math.sqrt(0.1875 * trials)
@@ -89,7 +89,7 @@ def test_the_same_records_have_the_same_counts_in_whatever_order_and_leaf_of_a_n
 
 
 def test_other_records_of_the_same_sum_have_other_noise():
-    """Counts differ only by random rounding: with equal noise, the difference would show it."""
+    """With equal noise, the counts of the two sets would differ only by random rounding."""
     plan = deployed(BITS).plan
     a, b, c = 0.5, 0.25, 0.125
     first = [record(1, 1, a, a, a, a, a), record(2, 1, c, c, c, c, c)]
@@ -112,7 +112,7 @@ def test_the_noise_is_that_of_a_full_batch_however_many_records_there_are():
     assert count_std(plan, 3) ** 2 == pytest.approx(both)
 
 
-def test_roundings_are_unbiased_and_of_one_level():
+def test_roundings_are_unbiased_and_by_less_than_one_level():
     plan = deployed(BITS).plan
     point = np.array([0.333, -0.777, 0.05, 0.5, 0.999])
     g = plan.encoding.precision[0]
@@ -141,7 +141,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_charges_are_those_of_the_certificate_and_within_what_was_asked_for(name):
+def test_charges_are_those_of_the_certificate_and_within_the_requested_epsilon(name):
     plan = deployed(BITS, **PLANS[name])
     (event,) = released(plan.plan)
     spent = Ledger(":memory:")
@@ -166,12 +166,12 @@ def test_a_late_record_is_accounted_for_in_every_node_that_it_may_change():
             nodes = []
             for level, g in enumerate(event.g):
                 ends = {-(k // -(1 << level)) << level for k in (leaf, late)}
-                there = [end for end in ends if end <= 7]
+                existing = [end for end in ends if end <= 7]
                 norm = replace * g if len(ends) == 1 else zero * g
-                nodes += [Node(event.counted(level), norm)] * len(there)
+                nodes += [Node(event.counted(level), norm)] * len(existing)
             worst = max(worst, VectorSumAccount(nodes, 5).epsilon(1e-6))
     assert worst <= late_epsilon(event) * (1.0 + 1e-9)
-    # Late leaves are in few nodes. For all other leaves the bound is attained.
+    # Nodes that end after release 7 are not released, so the bound may not quite be attained.
     assert worst > 0.9 * late_epsilon(event)
 
 
@@ -182,7 +182,7 @@ def test_the_worst_moves_of_a_late_record_are_within_the_bound_by_their_privacy_
     (event,) = released(plan)
     (g0, g1), (n0, n1) = event.g, (event.counted(0), event.counted(1))
     epsilon = late_epsilon(event)
-    # x = e_1, y = 1 leaves leaf 1 or 2; x = -e_2, y = 1 or nothing enters a later one.
+    # A record x = e_1, y = 1 leaves leaf 1 or 2; x = -e_2, y = 1 or no record enters a later leaf.
     apart = [(n0, (g0, g0)), (n0, (g0, g0)), (n1, (g1, g1, g1, g1))]
     later = [(n1, (g1, g1)), (n0, (g0, g0))]
     deltas = [pld_delta(nodes, epsilon, 1e-3) for nodes in (apart, later)]
@@ -190,7 +190,7 @@ def test_the_worst_moves_of_a_late_record_are_within_the_bound_by_their_privacy_
 
 
 def test_a_plan_in_which_being_late_costs_more_is_refused():
-    """With one feature, replacing may cost less than leaving one batch and entering another."""
+    """With one feature, replacing a record may cost less than moving it to another batch."""
     with pytest.raises(InputError, match="comes late costs more"):
         plans.compile_plan(federation.spec(BITS, dimension=1))
 
@@ -224,7 +224,7 @@ def test_the_certificate_keeps_the_trust_model_and_says_who_the_shuffler_is(prot
         (BITS, {"federation": {"least": 3, "sum": "masks"}}, "no use for a helper"),
     ],
 )
-def test_a_spec_whose_noise_bits_are_not_counted_on_is_refused(protocol, changes, message):
+def test_a_spec_that_sums_of_noise_bits_do_not_support_is_refused(protocol, changes, message):
     with pytest.raises(InputError, match=message):
         plans.compile_plan(federation.spec(protocol, **changes))
 
@@ -253,7 +253,7 @@ def test_neither_hub_nor_helper_sees_the_counts_of_a_silo():
         assert (words > 2**58).any() and (words < 2**64 - 2**58).any()
 
 
-def test_a_straggler_is_left_out_where_the_certificate_counts_on_fewer():
+def test_a_straggler_is_left_out_if_the_certificate_counts_on_fewer_silos():
     deployment = federation.Federation(deployed(BITS, system=FEWER, federation={"least": 2}))
     deployment.settle()
     absent_silo = deployment.processes.pop("silo2")
@@ -300,7 +300,7 @@ def test_invariants_hold_whenever_a_party_is_killed(name):
     assert sizes == ({2, 3} if name.startswith("shares of") else {3})
 
 
-def test_invariants_hold_when_silos_are_put_back_to_old_states():
+def test_invariants_hold_when_silos_are_restored_to_old_states():
     worlds = schedules("shares of fewer", range(100, 106), restore=0.5)
     assert sum(world.restores for world in worlds) > 2
 

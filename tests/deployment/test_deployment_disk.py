@@ -97,7 +97,7 @@ class OnDisk(federation.Federation):
 
 
 def period(deployment, release, full=False):
-    """Give a reward at every silo and let the period end; `full`: fill the disk before that."""
+    """Give a reward at every silo and let the period end; `full`: fill the disk before it ends."""
     deployment.now = deployment.plan.document.calendar.closes[release - 1] - 10.0
     for name in deployment.plan.silos:
         process = deployment.processes[name]
@@ -146,17 +146,17 @@ def test_a_full_disk_loses_nothing_and_the_federation_goes_on(disk, undisturbed)
         assert release in hub.broadcasts and silo.model.release == release
     assert thetas(deployment) == thetas(undisturbed)
     # After a restart, the parties know exactly what they wrote to disk.
-    known = (
+    before = (
         deployment.processes["hub"].party.broadcasts,
         set(deployment.processes["silo0"].party.ended),
     )
     deployment.close()
     deployment.reopen()
-    again = (
+    after = (
         deployment.processes["hub"].party.broadcasts,
         set(deployment.processes["silo0"].party.ended),
     )
-    assert known == again == (undisturbed.processes["hub"].party.broadcasts, known[1])
+    assert before == after == (undisturbed.processes["hub"].party.broadcasts, before[1])
     assert [c.release for c in deployment.ledgers["silo0"].charges("records")] == [1, 2, 3]
 
 
@@ -180,13 +180,13 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
     """Try every amount of free space, including amounts at which only the commit fails."""
     charge = federation.Charge("records", bytes(32), 1, 1e-4, 0.0, bytes(32))
     failed = 0
-    for left in range(0, 40960, 4096):
-        ledger = Ledger(str(disk / f"ledger{left}"))
+    for free_bytes in range(0, 40960, 4096):
+        ledger = Ledger(str(disk / f"ledger{free_bytes}"))
         ledger.set_ceiling("records", 1.0, 1e-6)
         deployment = OnDisk.__new__(OnDisk)
         deployment.place = disk
         deployment.fill()
-        os.truncate(disk / "filler", max(0, os.path.getsize(disk / "filler") - left))
+        os.truncate(disk / "filler", max(0, os.path.getsize(disk / "filler") - free_bytes))
         for release in range(1, 40):
             try:
                 ledger.charge(charge._replace(release=release))
@@ -197,7 +197,7 @@ def test_a_charge_that_a_full_disk_refuses_can_be_made_later(disk):
         ledger.charge(charge._replace(release=release))
         assert [c.release for c in ledger.charges("records")] == list(range(1, release + 1))
         ledger.close()
-        for file in disk.glob(f"ledger{left}*"):
+        for file in disk.glob(f"ledger{free_bytes}*"):
             file.unlink()
     assert failed > 3
 
@@ -210,7 +210,7 @@ def test_a_hub_whose_disk_is_full_says_so(disk):
     for process in deployment.processes.values():
         for message in process.tick() if process.party.name != "silo0" else ():
             codes.append(status_and_body(app, body=message.data))
-    assert codes and all(code == 503 and b"nothing was stored" in said for code, said in codes)
+    assert codes and all(code == 503 and b"nothing was stored" in text for code, text in codes)
     assert not deployment.processes["hub"].party.joined
     deployment.free()
     deployment.settle()
@@ -234,7 +234,7 @@ def test_a_party_on_a_full_disk_says_so_when_it_starts(name, disk, tmp_path):
     assert result.exit_code == 1 and "make room on the disk" in result.output
 
 
-def test_every_damaged_page_of_a_ledger_or_a_state_is_a_sentence(tmp_path):
+def test_every_damaged_page_of_a_ledger_or_a_state_is_reported_in_a_sentence(tmp_path):
     """Damage of a page that is read is reported in one sentence, never as an SQLite error."""
     ledger = Ledger(str(tmp_path / "ledger"))
     ledger.set_ceiling("records", 1.0, 1e-6)
@@ -249,13 +249,15 @@ def test_every_damaged_page_of_a_ledger_or_a_state_is_a_sentence(tmp_path):
         data = (tmp_path / name).read_bytes()
         for page in range(0, len(data), 4096):
             for at, junk in ((0, b"\xff" * 200), (3500, b"\xff" * 596), (3500, bytes(596))):
-                for end in ("", "-wal", "-shm"):
-                    (tmp_path / f"x{end}").unlink(missing_ok=True)
+                for suffix in ("", "-wal", "-shm"):
+                    (tmp_path / f"x{suffix}").unlink(missing_ok=True)
                 place = tmp_path / "x"
                 place.write_bytes(data[: page + at] + junk + data[page + at + len(junk) :])
-                for use in (opened_ledger, Ledger.read) if name == "ledger" else (opened_state,):
+                for open_file in (
+                    (opened_ledger, Ledger.read) if name == "ledger" else (opened_state,)
+                ):
                     try:
-                        use(place).close()
+                        open_file(place).close()
                     except InputError as error:
                         refused += str(place) in str(error)
     assert refused > 20

@@ -63,7 +63,7 @@ class Answering(BaseHTTPRequestHandler):
 
     def answer(self):
         """Record the request, and give the server's answer."""
-        self.server.asked.append((self.command, self.path))
+        self.server.requests.append((self.command, self.path))
         self.send_response(self.server.code)
         if self.server.to:
             self.send_header("location", self.server.to)
@@ -78,9 +78,9 @@ class Answering(BaseHTTPRequestHandler):
 
 
 def answering(code, to=""):
-    """Serve requests with this code and, for redirects, the address `to`; keep what was asked."""
+    """Serve requests with this code and, for redirects, the address `to`; record the requests."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    server.code, server.to, server.asked = code, to, []
+    server.code, server.to, server.requests = code, to, []
     return serving(server)
 
 
@@ -98,11 +98,11 @@ def test_no_redirect_is_followed(code):
         result = CliRunner().invoke(cli, ["deploy", "status", url(hub)])
         assert result.exit_code in (1, 2) and str(code) in result.output
         assert not isinstance(result.exception, AssertionError | TypeError)
-        assert {what for what, _ in hub.asked} == {"POST", "GET"}
-        assert elsewhere.asked == []
+        assert {method for method, _ in hub.requests} == {"POST", "GET"}
+        assert elsewhere.requests == []
 
 
-def test_what_is_no_status_of_a_hub_is_a_sentence():
+def test_an_answer_that_is_no_status_of_a_hub_is_reported_in_a_sentence():
     with answering(200) as server:
         server.code = 200
         assert CliRunner().invoke(cli, ["deploy", "status", url(server)]).exit_code == 0
@@ -136,7 +136,7 @@ def test_what_is_no_status_of_a_hub_is_a_sentence():
     ["http://127.0.0.1:x", "http://[::1", "http://127.0.0.1:9/a b", "http://127.0.0.1:9/\x01",
      "https://", "ftp://127.0.0.1", "127.0.0.1", "http://127.0.0.1:99999", "http://127.0.0.1:0"],
 )  # fmt: skip
-def test_an_address_that_is_none_is_a_sentence(hub):
+def test_an_invalid_address_is_refused_in_a_sentence(hub):
     process = federation.Federation(federation.deployed()).processes["silo0"]
     with pytest.raises(InputError, match="hub must be an address") as error:
         Dialer(process, hub)
@@ -179,13 +179,13 @@ def posted(path, body, length=None):
     return document
 
 
-def test_requests_that_are_no_good_are_answered_by_a_sentence(tmp_path, capfd):
+def test_invalid_requests_are_refused_in_a_sentence(tmp_path, capfd):
     deployment = federation.Federation(federation.deployed())
     process, path = deployment.processes["silo0"], tmp_path / "silo.sock"
     with serving(Application(process, path)):
-        for name, (body, says) in REQUESTS.items():
+        for name, (body, expected) in REQUESTS.items():
             status, actual = posted(path, body)
-            assert status == 400 and says in actual["error"], (name, actual)
+            assert status == 400 and expected in actual["error"], (name, actual)
             assert len(actual["error"]) < 300 and actual["error"].isprintable()
         for length in ("-1", "x", "9" * 30, "1e3", "²"):
             status, actual = posted(
@@ -206,7 +206,7 @@ def test_a_client_says_what_cannot_be_a_request(tmp_path):
             Client(tmp_path / "none").call("decide", **given)
 
 
-def test_a_courier_of_another_length_is_refused(tmp_path):
+def test_a_request_of_a_courier_with_an_invalid_length_is_refused(tmp_path):
     process = federation.Federation(federation.deployed()).processes["silo0"]
     path = tmp_path / "courier.sock"
     with serving(Courier(process, path, lambda _: None)):
@@ -222,35 +222,36 @@ def test_a_courier_of_another_length_is_refused(tmp_path):
         assert carry(path, [])
 
 
-def test_a_person_is_one_however_a_name_is_composed():
+def test_two_unicode_forms_of_a_name_are_one_person():
     process = federation.Federation(federation.deployed()).processes["silo0"]
-    composed, apart = (unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD"))
-    assert composed != apart
+    composed, decomposed = (unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD"))
+    assert composed != decomposed
     first = answers(process, "/decide", {"actions": ROWS, "subject": composed})
-    second = answers(process, "/decide", {"actions": ROWS, "subject": apart})
+    second = answers(process, "/decide", {"actions": ROWS, "subject": decomposed})
     assert (first["learns"], second["learns"]) == (True, False)
     party = process.party
     # Earlier versions stored the digest of the unchanged text.
     from fastfed.deployment.seal import keyed_digest
 
     plain = keyed_digest(party._secret, b"fastfed subject", composed.encode())[:16]
-    assert party.digest_of(composed) == plain == party.digest_of(apart)
+    assert party.digest_of(composed) == plain == party.digest_of(decomposed)
 
 
-def test_a_person_is_one_with_a_blank_more_and_as_earlier_versions_stored_it():
+def test_spellings_of_a_subject_with_blanks_or_as_numbers_are_one_person():
     process = federation.Federation(federation.deployed()).processes["silo0"]
-    ways = ["p1", "p1 ", "p2", "17", 17, "17.0", "17 "]
+    spellings = ["p1", "p1 ", "p2", "17", 17, "17.0", "17 "]
     learns = [
-        answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"] for way in ways
+        answers(process, "/decide", {"actions": ROWS, "subject": spelling})["learns"]
+        for spelling in spellings
     ]
     assert learns == [True, False, True, True, False, False, False]
     # An earlier version stored the digest of the text with its blank.
     process.store.write(Write("subject", process.party._keyed_subject("p3 ").hex(), b""))
-    for way in ("p3 ", "p3"):
-        assert not answers(process, "/decide", {"actions": ROWS, "subject": way})["learns"]
+    for spelling in ("p3 ", "p3"):
+        assert not answers(process, "/decide", {"actions": ROWS, "subject": spelling})["learns"]
 
 
-def test_a_table_has_a_person_once_however_a_name_is_composed(tmp_path):
+def test_two_unicode_forms_of_a_name_in_a_table_are_one_person(tmp_path):
     names = [unicodedata.normalize(form, "Zoë Müller") for form in ("NFC", "NFD")]
     rows = "".join(f"{name},63,1,m,0\n" for name in names)
     (tmp_path / "a.csv").write_text(f"who,{HEAD}\n{rows}", encoding="utf-8")
@@ -277,21 +278,21 @@ def test_seconds_are_finite(value, tmp_path):
     with pytest.raises(InputError, match="delay must be >= 0"):
         load_source(tmp_path / "source.toml")
     for command in ("silo", "helper"):
-        asked = [command, str(tmp_path), "--hub", "https://127.0.0.1:9", f"--every={value}"]
-        result = CliRunner().invoke(cli, asked)
+        arguments = [command, str(tmp_path), "--hub", "https://127.0.0.1:9", f"--every={value}"]
+        result = CliRunner().invoke(cli, arguments)
         assert "every must be > 0" in f"{result.exception} {result.output}"
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_specs_and_sources_are_bounded_and_printable(name, tmp_path):
-    text, says = TEXTS[name]
-    for door in (
+    text, expected = TEXTS[name]
+    for load in (
         lambda: plans.compile_plan(text),
         lambda: load_source(tmp_path / "source.toml"),
     ):
         (tmp_path / "source.toml").write_text(text)
-        with pytest.raises(InputError, match=says) as error:
-            door()
+        with pytest.raises(InputError, match=expected) as error:
+            load()
         assert "\n" not in str(error.value) and len(str(error.value)) < 400
     result = CliRunner().invoke(
         cli, ["deploy", "new", str(tmp_path / "source.toml"), str(tmp_path / "plan")]
@@ -370,7 +371,7 @@ def test_a_query_reads_what_it_may(tmp_path):
         assert case.record["sex"] == "m"
 
 
-def test_a_query_has_a_time(tmp_path, monkeypatch):
+def test_a_query_has_a_time_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "QUERY_SECONDS", 0.2)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
     source = database(tmp_path / "e.sqlite") | {"query": endless}
@@ -432,8 +433,8 @@ MORE = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
-    count_told = 0
+def test_tables_that_do_not_fit_are_reported_without_their_values(name, tmp_path):
+    problem_count = 0
     for suffix in ("csv", "csv.gz"):
         file, raw = tmp_path / f"a.{suffix}", TABLES[name].encode("latin-1")
         file.write_bytes(gzip.compress(raw) if suffix == "csv.gz" else raw)
@@ -446,8 +447,8 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
                     problems = [str(error)]
                 for problem in problems:
                     check_no_value(problem)
-                count_told += len(problems)
-    assert count_told
+                problem_count += len(problems)
+    assert problem_count
     plan = tmp_path / "plan"
     STRICT.save(plan)
     (tmp_path / "source.toml").write_text('file = "a.csv"\n')
@@ -455,7 +456,7 @@ def test_tables_that_do_not_fit_are_told_without_their_values(name, tmp_path):
     check_no_value(result.output + str(result.exception))
 
 
-def test_columns_with_other_names_are_told_by_place(tmp_path):
+def test_columns_with_other_names_are_reported_by_place(tmp_path):
     (tmp_path / "a.csv").write_text(f"age,pain,{NAME},num\n63,1,m,0\n")
     with pytest.raises(InputError, match=r'no column "sex"; of its 4 columns .* other names: 3;'):
         cases(source_of({"file": "a.csv"}, tmp_path), PLAN.document.schema)
@@ -464,7 +465,7 @@ def test_columns_with_other_names_are_told_by_place(tmp_path):
         cases(source_of({"file": "a.csv"}, tmp_path), PLAN.document.schema)
 
 
-def test_files_that_are_something_else_are_told_without_their_content(tmp_path):
+def test_files_of_another_format_are_reported_without_their_content(tmp_path):
     raw = f"{NAME}\n".encode() * 100
     packed = bytearray(gzip.compress(raw * 50))
     packed[20:30] = b"HIV" * 4
@@ -513,7 +514,7 @@ def test_errors_in_a_row_of_a_query_do_not_quote_it(query, tmp_path):
         check_no_value(each)
 
 
-def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
+def test_an_error_of_another_database_is_reported_without_its_text(tmp_path):
     class Broken:
         """A database whose errors quote a value."""
 
@@ -525,7 +526,7 @@ def test_a_driver_of_another_database_may_quote_a_row(tmp_path):
     check_no_value(str(error.value))
 
 
-def test_times_of_a_parquet_file_that_no_calendar_has(tmp_path):
+def test_times_of_a_parquet_file_that_no_calendar_has_are_refused(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -545,38 +546,38 @@ def test_requests_are_answered_without_their_values():
     """Put bad values in every place of every request; no answer may quote one."""
     records, rows = silo(PLAN), federation.Federation(federation.deployed()).processes["silo0"]
     good = {"age": 63, "pain": 1, "sex": "m"}
-    command = [
+    requests = [
         ("/decide", {"record": good | {name: bad_value}, "subject": "ada"})
         for name in good
         for bad_value in BAD
     ]
-    command += [
+    requests += [
         ("/decide", {"record": good, key: bad_value})
         for key in ("subject", "among")
         for bad_value in BAD
     ]
-    command += [("/decide", {"record": bad_value}) for bad_value in BAD]
-    command += [
+    requests += [("/decide", {"record": bad_value}) for bad_value in BAD]
+    requests += [
         ("/decide", {"record": good | {NAME: 1}}),
         ("/decide", {"record": good, "actions": [[1.0]]}),
     ]
-    command += [("/decide", {"record": good, "among": ["well", NAME]})]
-    command += [
+    requests += [("/decide", {"record": good, "among": ["well", NAME]})]
+    requests += [
         (path, {"id": bad_value})
         for path in ("/cancel", "/outcome", "/reward")
         for bad_value in BAD
     ]
     known = records.decide(record=good, subject="ada").id
-    command += [("/outcome", {"id": known, "outcome": bad_value}) for bad_value in BAD]
-    count_told = 0
-    for path, given in command:
+    requests += [("/outcome", {"id": known, "outcome": bad_value}) for bad_value in BAD]
+    refusal_count = 0
+    for path, given in requests:
         try:
-            # The number is within what a plan clips, and a decision is made.
+            # A number may be clipped to the range of its column, and a decision is made.
             check_no_value(json.dumps(answers(records, path, given)))
         except InputError as error:
-            count_told += 1
+            refusal_count += 1
             check_no_value(str(error))
-    assert count_told > len(command) / 2
+    assert refusal_count > len(requests) / 2
     decision_id = answers(rows, "/decide", {"actions": ROWS})["id"]
     for given in (
         *({"actions": bad_value} for bad_value in BAD),

@@ -19,11 +19,11 @@ from fastfed.deployment.silo import SiloParty
 
 @pytest.mark.parametrize("seed", range(len(envelopes.PROTOCOLS)))
 def test_hostile_envelopes_change_nothing(seed):
-    did, broken = envelopes.attack((seed, 1500))
+    counts, broken = envelopes.attack((seed, 1500))
     assert not broken
-    assert did["refused"] > 1300 and did["not answered"] < 50
-    assert min(did["mutated"], did["invented"], did["foreign"]) > 200
-    assert did["malformed, signed by a member"] > 50 and did["to hub"] > 200
+    assert counts["refused"] > 1300 and counts["not answered"] < 50
+    assert min(counts["mutated"], counts["invented"], counts["foreign"]) > 200
+    assert counts["malformed, signed by a member"] > 50 and counts["to hub"] > 200
 
 
 @pytest.mark.slow
@@ -60,12 +60,12 @@ def test_a_wire_that_checks_no_signature_is_found_out(fresh, monkeypatch):
     assert re.search("accepted it|has changed", harm_found())
 
 
-def test_a_party_that_fails_otherwise_is_found_out(fresh, monkeypatch):
+def test_a_party_that_raises_another_exception_is_found_out(fresh, monkeypatch):
     monkeypatch.setattr(SiloParty, "handle", lambda *_: msgspec.msgpack.decode(b""))
     assert "failed with" in harm_found()
 
 
-def test_a_leave_with_something_in_it_is_refused(fresh):
+def test_a_leave_message_with_a_body_is_refused(fresh):
     """The signature of a member is valid, but the body is not empty."""
     plain = wire.Envelope(wire.VERSION, fresh.plan.digest, "leave", "silo2", 0, b"\xc3")
     signature = fresh.keys["silo2"].sign(plain.signed_part())

@@ -63,8 +63,8 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         and experts.PRESENCE_CONDITION in certificate.conditions
     )
     assert not any("simulation" in caveat for caveat in certificate.caveats)
-    again = plans.load(plan.as_bytes())
-    assert again.digest == plan.digest and again.executed == plan.executed
+    loaded = plans.load(plan.as_bytes())
+    assert loaded.digest == plan.digest and loaded.executed == plan.executed
 
 
 def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
@@ -96,7 +96,7 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
         plans.compile_plan(spec(**keys))
 
 
-def test_a_plan_of_experts_continues_one_of_its_own_system_alone():
+def test_a_plan_of_experts_continues_only_a_plan_of_the_same_kind():
     tables = {"system": federation.spec()["system"], "calendar": {"start": 9000, "period": 100}}
     with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, plan_of(), b"")
@@ -117,11 +117,11 @@ def test_the_last_weights_are_played_until_the_next_plan_has_some():
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
 
 
-def test_one_charge_covers_a_loss_of_whichever_phase():
+def test_one_charge_covers_a_loss_of_any_phase():
     exchanges.check_one_charge(plan_of(), 0.99)
 
 
-def test_pure_charges_are_added_up_where_that_is_less_and_beside_others():
+def test_pure_charges_are_added_up_where_the_sum_is_less_also_beside_other_charges():
     few = [Charge("d", b"", k, 1.5, 0.0, b"", 1.0) for k in (1, 2)]
     other = Charge("d", b"", 3, 0.2, 1e-9)
     assert epsilon_of_charges(few, 1e-6) == pytest.approx(2.0)
@@ -132,7 +132,7 @@ def test_pure_charges_are_added_up_where_that_is_less_and_beside_others():
     assert epsilon_of_charges([], 1e-6) == 0.0
 
 
-def test_a_ledger_from_before_there_were_pure_charges_opens(tmp_path):
+def test_a_ledger_without_pure_charges_of_an_earlier_version_opens(tmp_path):
     path = str(tmp_path / "ledger.sqlite")
     old = sqlite3.connect(path)
     old.executescript(
@@ -157,7 +157,7 @@ def test_a_ledger_from_before_there_were_pure_charges_opens(tmp_path):
 # ---- one calm federation -------------------------------------------------------------------------
 
 
-def test_deployed_parties_make_the_bits_of_client_and_server():
+def test_deployed_parties_compute_the_same_bits_as_client_and_server():
     plan, noise = plan_of(), SeededNoise(7)
     p, phases = plan.plan, plan.executed.phases
     clients = [ExpertClient(plan.executed, i, noise) for i in range(3)]
@@ -192,8 +192,11 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
     assert model_of(party)["V"] is None and model_of(party)["theta"] == party.model.theta.tolist()
 
 
-def all_releases(plan, late=None, last=LOSSES, deployment=None):
-    """Make all releases; the losses of silo1's first decision come in period ``late``."""
+def all_releases(plan, late=None, late_losses=LOSSES, deployment=None):
+    """Make all releases, and return the deployment.
+
+    The losses of silo1's first decision arrive in period ``late`` (from 0; None: at once).
+    """
     deployment = federation.Federation(plan) if deployment is None else deployment
     deployment.settle()
     closes = plan.document.calendar.closes
@@ -206,30 +209,31 @@ def all_releases(plan, late=None, last=LOSSES, deployment=None):
                 if (name, k, n) == ("silo1", 0, 0):
                     waiting = decision.id
                     if late is None:
-                        deployment.processes[name].losses(decision.id, last)
+                        deployment.processes[name].losses(decision.id, late_losses)
                 else:
                     deployment.processes[name].losses(decision.id, LOSSES)
             if late == k and name == "silo1":
-                deployment.processes[name].losses(waiting, last)
+                deployment.processes[name].losses(waiting, late_losses)
         deployment.now = float(close)
         deployment.settle()
     return deployment
 
 
-def test_a_loss_enters_its_own_place_or_none():
+def test_a_loss_enters_only_the_phase_of_its_decision():
     """A loss that arrives in a later period has the same effect as a loss that never arrives."""
     plan = plan_of()
     never, after = (all_releases(plan, late) for late in (99, 1))
     assert never.processes["hub"].party.reports == after.processes["hub"].party.reports
     silo = after.processes["silo1"].party
     assert [e.why for e in silo.ended.values()].count("late") == 1
-    # In its place, a loss changes only the report of its period, by at most one loss.
-    here = all_releases(plan).processes["hub"].party.reports
+    # A loss that arrives in time changes only the report of its period, by at most one loss.
+    reports_in_time = all_releases(plan).processes["hub"].party.reports
     reports_without = never.processes["hub"].party.reports
-    moved = {key for key in here if here[key] != reports_without[key]}
-    assert moved <= {(1, 1)}
+    changed = {key for key in reports_in_time if reports_in_time[key] != reports_without[key]}
+    assert changed <= {(1, 1)}
     change = np.abs(
-        exchanges.values(plan, here[1, 1]) - exchanges.values(plan, reports_without[1, 1])
+        exchanges.values(plan, reports_in_time[1, 1])
+        - exchanges.values(plan, reports_without[1, 1])
     ).max()
     assert change <= 1.0 / plan.executed.phases[0].batch
 
@@ -241,21 +245,21 @@ def test_a_silo_that_is_missing_counts_with_losses_of_0():
     del deployment.processes["silo2"]
     deployment.now = float(plan.document.calendar.closes[0] + federation.GRACE)
     deployment.settle()
-    alone = federation.Federation(plan)
-    alone.settle()
-    alone.now = deployment.now
-    alone.settle()
-    actual = [m.processes["silo0"].party.model for m in (deployment, alone)]
+    complete = federation.Federation(plan)
+    complete.settle()
+    complete.now = deployment.now
+    complete.settle()
+    actual = [m.processes["silo0"].party.model for m in (deployment, complete)]
     assert [model.release for model in actual] == [1, 1]
     assert np.array_equal(actual[0].theta, actual[1].theta)
 
 
-def test_places_are_as_many_as_the_phase_has_and_a_person_has_one():
+def test_a_phase_learns_from_its_number_of_decisions_and_once_from_a_person():
     plan = plan_of()
     deployment = federation.Federation(plan)
-    silo, room = deployment.processes["silo0"], len(plan.executed.phases[0].samples)
+    silo, places = deployment.processes["silo0"], len(plan.executed.phases[0].samples)
     assert silo.decide(subject="a").learns and not silo.decide(subject="a").learns
-    assert [silo.decide().learns for _ in range(room)] == [True] * (room - 1) + [False]
+    assert [silo.decide().learns for _ in range(places)] == [True] * (places - 1) + [False]
     # The places of a period do not depend on losses.
     first = next(iter(silo.party.decisions))
     silo.losses(first, LOSSES)
@@ -265,7 +269,7 @@ def test_places_are_as_many_as_the_phase_has_and_a_person_has_one():
         silo.losses(first, [0.0, 0.0, 0.0])
 
 
-def test_noise_of_a_leaf_is_a_function_of_all_means_and_the_order_of_none():
+def test_noise_of_a_leaf_depends_on_all_means_and_the_order_on_none():
     noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "abc"]
     for noise, sums in zip(noises, (b"one", b"one", b"two"), strict=True):
         noise.set_hidden_sums(1, sums)
@@ -277,7 +281,7 @@ def test_noise_of_a_leaf_is_a_function_of_all_means_and_the_order_of_none():
 
 
 @pytest.mark.parametrize("bad_value", [math.nan, -0.5, 1.1, 0.1 + 2.0**-54, None])
-def test_means_that_no_losses_have_are_refused(bad_value):
+def test_means_that_no_losses_can_have_are_refused(bad_value):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
     silo = federation.Identity(federation.secret("silo0"))
@@ -333,7 +337,7 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 5
 
 
-def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_weights():
+def test_a_restored_hub_opens_the_same_sets_and_makes_the_same_weights():
     worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(5), KINDS, ExpertWorld)
     assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
 

@@ -82,7 +82,7 @@ def test_the_command_exports_from_a_running_silo_and_from_its_folder(tmp_path):
     folder = str(tmp_path / "silo0")
 
     def exported(*more, folder=folder):
-        """Run `deploy export` on a folder."""
+        """Run `deploy export` on a folder, and return the result."""
         command = ["deploy", "export", folder, *more]
         return CliRunner().invoke(cli, command)
 

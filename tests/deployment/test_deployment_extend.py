@@ -93,14 +93,14 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
     assert silo.decide(rows, new.now)[1].action == old.select(rows)[0]
     add_records(new, 1)
     assert silo.model.release == 1
-    # The choice that the new plan would make from its own sums only.
+    # The model that the new plan would have from its own sums only.
     body = plan.wire.body(plan.wire.read(silo.broadcasts[1]), wire.Broadcast)
-    alone = type(silo.model)(plan.plan)
-    alone.adopt(np.frombuffer(body.values, dtype="<f8").astype(float), 1)
-    np.testing.assert_allclose(silo.model.gram, old.gram + alone.gram, rtol=1e-9)
-    u = old.gram @ old.theta + alone.gram @ alone.theta
+    own = type(silo.model)(plan.plan)
+    own.adopt(np.frombuffer(body.values, dtype="<f8").astype(float), 1)
+    np.testing.assert_allclose(silo.model.gram, old.gram + own.gram, rtol=1e-9)
+    u = old.gram @ old.theta + own.gram @ own.theta
     np.testing.assert_allclose(silo.model.gram @ silo.model.theta, u, rtol=1e-7, atol=1e-9)
-    parts = [model.acting for model in (old, alone, silo.model)]
+    parts = [model.acting for model in (old, own, silo.model)]
     assert parts[2].radius == math.hypot(parts[0].radius, parts[1].radius)
     assert parts[2].second == parts[0].second + parts[1].second > 0
     np.testing.assert_allclose(full_matrix(parts[2].sums, 3), silo.model.gram, rtol=1e-9)
@@ -116,21 +116,21 @@ def test_a_silo_starts_from_the_last_model_and_adds_up_both(protocol):
         assert silo.model.select(rows)[0] == acting.estimate.select_sieved(rows, *sieve)[0]
 
 
-def test_the_radius_of_both_holds_where_each_does():
-    """|<x, theta_hat - theta*>| for the worst errors that the two radii allow."""
+def test_the_radius_of_two_models_holds_where_each_radius_holds():
+    """Compare |<x, theta_hat - theta*>| with its bound, for random errors at the two radii."""
     rng = np.random.default_rng(2)
     worst = 0.0
     for _ in range(300):
-        grams, us = [], []
+        grams, vectors = [], []
         radii, seconds = rng.uniform(0.1, 3, 2), rng.uniform(0, 2, 2)
-        for radius, second_ in zip(radii, seconds, strict=True):
+        for radius, second in zip(radii, seconds, strict=True):
             root = rng.normal(size=(3, 3))
             gram = root @ root.T + 0.1 * np.eye(3)
-            s = np.linalg.cholesky(gram) @ unit(rng) * radius
+            vector = np.linalg.cholesky(gram) @ unit(rng) * radius
             grams.append(gram)
-            us.append(s + unit(rng) * second_)
+            vectors.append(vector + unit(rng) * second)
         inverse, x = np.linalg.inv(sum(grams)), unit(rng)
-        error = abs(x @ inverse @ sum(us))
+        error = abs(x @ inverse @ sum(vectors))
         bound = math.hypot(*radii) * math.sqrt(x @ inverse @ x)
         bound += sum(seconds) * float(np.linalg.norm(inverse @ x))
         worst = max(worst, error / bound)
@@ -143,7 +143,7 @@ def unit(rng):
     return draws / np.linalg.norm(draws)
 
 
-def test_a_chain_of_three_plans_plays_the_sums_of_all():
+def test_a_chain_of_three_plans_acts_on_the_sums_of_all():
     deployment = first_deployment()
     plan = extended(SPEC, deployment.plan, newest_broadcast(deployment))
     middle = add_records(later_parties(deployment, plan, (9.0, 1e-6)), 2)
@@ -167,7 +167,7 @@ def test_a_chain_of_three_plans_plays_the_sums_of_all():
         ({"columns": [{"name": f"x{i}", "low": -1.0} for i in range(2)]}, "columns"),
     ],
 )
-def test_there_is_no_start_where_theta_is_another_one(changes, why):
+def test_there_is_no_start_if_columns_or_norm_differ(changes, why):
     deployment = first_deployment()
     plan = extended(SPEC | changes, deployment.plan, newest_broadcast(deployment))
     assert why in NO_START_REASONS[plan.document.extends.why] and not plan.document.extends.start
@@ -227,7 +227,7 @@ def test_a_plan_may_go_on_under_another_protocol(protocol, before, system, more)
 
 
 def reloaded(plan, **fields):
-    """Return a plan of which some fields are replaced, read again from its bytes."""
+    """Return a plan with some fields replaced, loaded from its bytes."""
     document = msgspec.structs.replace(plan.document, **fields)
     return plans.load(msgspec.msgpack.encode([plans.spelled(document), {}]))
 
@@ -238,9 +238,9 @@ def test_fields_that_are_none_are_left_out_from_the_end():
     fields[plans._SCHEMA] = document.schema.spelled
     assert document.extends is None and fields[13:] == [None] * (len(fields) - 13)
     assert len(msgspec.msgpack.decode(plans.spelled(document))) == 13
-    spare = msgspec.msgpack.encode(list(fields))
+    with_none = msgspec.msgpack.encode(list(fields))
     with pytest.raises(InputError, match="canonical"):
-        plans.load(msgspec.msgpack.encode([spare, {}]))
+        plans.load(msgspec.msgpack.encode([with_none, {}]))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_fields_that_are_none_are_left_out_from_the_end():
         ("no = toml =", "no TOML"),
     ],
 )
-def test_a_spec_says_what_changes_and_no_more(spec, message):
+def test_an_invalid_spec_of_changes_is_refused(spec, message):
     deployment = first_deployment()
     with pytest.raises(InputError, match=message):
         extended(spec, deployment.plan, newest_broadcast(deployment))
@@ -329,7 +329,7 @@ def mu_of(epsilon):
     return low
 
 
-def test_a_plan_that_the_ceiling_does_not_hold_is_refused_and_one_it_holds_is_not():
+def test_a_plan_beyond_the_ceiling_is_refused_and_one_below_it_is_not():
     deployment = first_deployment(releases=4)
     plan, ledger = (
         extended(SPEC, deployment.plan, newest_broadcast(deployment)),
@@ -374,7 +374,7 @@ def home(tmp_path_factory):
     hub = Identity(folders.read_secret(home / "hub" / folders.SECRET))
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
     body = wire.Broadcast(wire.packed(np.array([1.0, 2.0, 3.0, 0.5, 4.0])), entries, b"")
-    process.store.write(folders_write(plan.wire.signed(hub, "hub", 1, body)))
+    process.store.write(broadcast_write(plan.wire.signed(hub, "hub", 1, body)))
     process.store.close()
     text = "[system]\nhorizon = 10\nbatch_size = 5\nepsilon = 0.5\ndelta = 1e-6\n"
     text += "[calendar]\nstart = 1970-01-01T00:30:00Z\nperiod = 100\n"
@@ -382,7 +382,7 @@ def home(tmp_path_factory):
     return home
 
 
-def folders_write(data):
+def broadcast_write(data):
     """Return the write that stores broadcast 1."""
     from fastfed.deployment.store import Write
 
@@ -405,8 +405,8 @@ def test_commands_extend_and_join(home):
     assert "start the earlier model" in result.output and "together with plan" in words(result)
     plan = plans.load(home / "plan2")
     assert plan.document.extends.start == last_broadcast(home / "silo0")[1]
-    again = run("extend", home / "silo0", home / "more.toml", home / "plan2")
-    assert again.exit_code == 2 and "never replaced" in again.output
+    repeated = run("extend", home / "silo0", home / "more.toml", home / "plan2")
+    assert repeated.exit_code == 2 and "never replaced" in repeated.output
 
     joined = run("join", home / "second0", home / "plan2", "--extends", home / "silo0")
     assert joined.exit_code == 0 and joined.stdout.startswith("silo0 agrees to plan")
@@ -495,7 +495,7 @@ def test_recover_asks_the_silo_that_runs(home, monkeypatch):
 
 
 def decided(folder):
-    """Return a decision of the silo of a folder, asked through the silo's socket."""
+    """Request a decision through the socket of a folder's silo, and return it."""
     from fastfed.deployment.client import Client
 
     return Client(folder / folders.SOCKET).call("decide", actions=[[0.1, 0.2]])

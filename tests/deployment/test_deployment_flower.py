@@ -48,13 +48,13 @@ class Nodes:
     def __init__(self, plan, seed=0, faults=0.0):
         self.deployment = federation.Federation(plan)
         self.plan, self.random, self.faults = plan, random.Random(seed), faults
-        self.at = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
-        self.now, self.kills, self.told, self.late = 0.0, 0, [], []
-        self.mail = self.opened()
+        self.numbers = {n: i for i, n in enumerate(self.deployment.processes, 1) if n != "hub"}
+        self.now, self.kills, self.problems, self.late = 0.0, 0, [], []
+        self.mail = self.new_mail()
 
-    def opened(self):
+    def new_mail(self):
         """Return the mail of the hub."""
-        return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.told.append)
+        return flower.Mail(self.deployment.processes["hub"], 1.0, 5.0, self.problems.append)
 
     def kill(self, name):
         """Replace a process by a new one with what was durable, as after SIGKILL."""
@@ -67,14 +67,14 @@ class Nodes:
         self.deployment.processes[name] = process
         self.kills += 1
         if name == "hub":
-            self.mail = self.opened()
+            self.mail = self.new_mail()
 
     def chance(self):
         """Return whether a fault happens now."""
         return self.random.random() < self.faults
 
     def answered(self, name, letters):
-        """Return what the node of a party brings back; None if it, or its answer, is lost."""
+        """Return the answers of a party's node; None if the letters or the answers are lost."""
         if self.chance():
             return None
         if self.chance():
@@ -87,8 +87,8 @@ class Nodes:
     def turn(self):
         """Let the ServerApp send letters to all nodes and receive their answers once."""
         self.now += 1.0
-        for node, letters in self.mail.outgoing(self.at.values(), self.now).items():
-            (name,) = (n for n, i in self.at.items() if i == node)
+        for node, letters in self.mail.outgoing(self.numbers.values(), self.now).items():
+            (name,) = (n for n, i in self.numbers.items() if i == node)
             answer = self.answered(name, letters)
             if answer is None:
                 self.mail.failed(node, "lost")
@@ -96,7 +96,7 @@ class Nodes:
             self.late += [(node, answer)] if self.chance() else []
             self.mail.incoming(node, answer)
         if self.late and self.chance():
-            # An answer that comes again, long after.
+            # An old answer comes again.
             self.mail.incoming(*self.random.choice(self.late))
         if self.chance() and self.chance():
             self.kill("hub")
@@ -131,7 +131,7 @@ def test_whatever_happens_to_mail_and_processes_the_model_is_that_of_a_calm_run(
         assert all(model.theta.tolist() == wanted.theta.tolist() for model in models)
     hub, other = (each.processes["hub"].party for each in (nodes.deployment, undisturbed))
     assert hub.broadcasts == other.broadcasts and not hub.alarms
-    assert not any("digest" in text for text in nodes.told)
+    assert not any("digest" in text for text in nodes.problems)
     assert nodes.kills > 10 if faults else nodes.kills == 0
 
 
@@ -160,15 +160,15 @@ def test_a_silo_that_is_started_for_each_message_would_seal_nothing():
     assert not silo.sealed and len(nodes.deployment.processes["hub"].party.joined) == 3
 
 
-def test_a_broadcast_goes_at_once_and_receipts_with_the_next_question():
+def test_receipts_wait_for_the_next_question_and_silent_nodes_get_none():
     plan = federation.deployed()
     nodes = Nodes(plan)
     nodes.mail = flower.Mail(nodes.deployment.processes["hub"], 100.0, 500.0, silence)
     nodes.turn()
-    assert nodes.mail.outgoing(nodes.at.values(), nodes.now) == {}
-    assert sorted(nodes.mail.outgoing(nodes.at.values(), nodes.now + 100.0)) == [1, 2, 3]
-    # Those who do not answer are not sent more, until they are given up.
-    assert nodes.mail.outgoing(nodes.at.values(), nodes.now + 300.0) == {}
+    assert nodes.mail.outgoing(nodes.numbers.values(), nodes.now) == {}
+    assert sorted(nodes.mail.outgoing(nodes.numbers.values(), nodes.now + 100.0)) == [1, 2, 3]
+    # Nodes that do not answer get no more messages until they are given up.
+    assert nodes.mail.outgoing(nodes.numbers.values(), nodes.now + 300.0) == {}
     assert sorted(nodes.mail.outgoing([1, 2], nodes.now + 700.0)) == [1, 2]
 
 
@@ -178,20 +178,20 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
     nodes, undisturbed = Nodes(plan), federation.Federation(plan)
     other = Nodes(federation.deployed(dimension=3))
     thief, seen = 99, []
-    nodes.told = messages
-    nodes.mail = nodes.opened()
+    nodes.problems = messages
+    nodes.mail = nodes.new_mail()
     take = nodes.mail.incoming
 
     def incoming(node, letters):
         """Deliver spoiled copies of the letters in the thief's name, then the letters."""
         seen.extend(letters)
-        # First: so that the thief is known by the name before the silo is.
+        # The thief delivers first, so that its node has the silo's name before the silo's node.
         take(thief, [b"rubbish", b"", *letters, *(d[:-1] + b"0" for d in letters)])
         take(thief, flower.pass_to_party(other.deployment.processes["silo0"], [], silence))
         take(node, letters)
 
     nodes.mail.incoming = incoming
-    nodes.at["thief"] = thief
+    nodes.numbers["thief"] = thief
     answered = nodes.answered
     nodes.answered = lambda name, letters: [] if name == "thief" else answered(name, letters)
     for release in (1, 2):
@@ -201,11 +201,11 @@ def test_a_foreign_node_changes_nothing_and_takes_nothing_away():
         for _ in range(6):
             nodes.turn()
     for name in plan.silos:
-        models, wanted = (
+        model, wanted = (
             each.processes[name].party.model for each in (nodes.deployment, undisturbed)
         )
-        assert models.release == wanted.release == 2
-        assert models.theta.tolist() == wanted.theta.tolist()
+        assert model.release == wanted.release == 2
+        assert model.theta.tolist() == wanted.theta.tolist()
     hub = nodes.deployment.processes["hub"].party
     assert hub.broadcasts == undisturbed.processes["hub"].party.broadcasts and not hub.alarms
     assert seen and any(text.startswith("node 99") for text in messages)
@@ -239,7 +239,7 @@ def test_only_a_hub_has_mail():
 # ---- the socket ----------------------------------------------------------------------------------
 
 
-def waiting(stack, process, path, say=silence):
+def serve_couriers(stack, process, path, say=silence):
     """Serve couriers of a process in a thread, until the stack is left."""
     courier = stack.enter_context(flower.Courier(process, path, say))
     threading.Thread(target=courier.serve_forever, daemon=True).start()
@@ -247,22 +247,23 @@ def waiting(stack, process, path, say=silence):
 
 
 def test_a_socket_carries_messages_and_nothing_else(tmp_path):
-    deployment, path, said = federation.Federation(federation.deployed()), tmp_path / "a.sock", []
+    deployment, path = federation.Federation(federation.deployed()), tmp_path / "a.sock"
+    problems = []
     silo, hub = deployment.processes["silo0"], deployment.processes["hub"]
     with ExitStack() as stack:
-        waiting(stack, silo, path, said.append)
+        serve_couriers(stack, silo, path, problems.append)
         assert path.stat().st_mode & 0o777 == 0o660
         (question,) = flower.carry(path, [])
         answers = [message.data for message in hub.handle(question)[1]]
-        back = flower.carry(path, answers)
-        assert {deployment.plan.wire.read(data).kind for data in back} == {"join"}
+        replies = flower.carry(path, answers)
+        assert {deployment.plan.wire.read(data).kind for data in replies} == {"join"}
         before = list(silo.store.writes())
-        assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(said)
-        assert len(said) == 1 and list(silo.store.writes()) == before
+        assert flower.carry(path, [b"rubbish"]) and "rubbish" not in str(problems)
+        assert len(problems) == 1 and list(silo.store.writes()) == before
         client = Client(path)
-        for what in ("decide", "status", "leave", "export", "recover"):
+        for name in ("decide", "status", "leave", "export", "recover"):
             with pytest.raises(ValueError):
-                client.call(what)
+                client.call(name)
         assert not silo.party.leave_reason
         assert posted(path, b"\x81\xa1a\x01") == (
             400,
@@ -273,7 +274,7 @@ def test_a_socket_carries_messages_and_nothing_else(tmp_path):
         flower.carry(path, [])
     with ExitStack() as stack:
         # The socket that was left behind is replaced.
-        waiting(stack, silo, path)
+        serve_couriers(stack, silo, path)
         assert flower.carry(path, [])
 
 
@@ -345,7 +346,7 @@ def test_the_module_names_what_the_example_asks_for():
 
 
 class FakeGrid:
-    """A grid of Flower whose nodes run their ClientApp here, some messages twice or never."""
+    """A grid of Flower that runs ClientApps here, repeats messages and loses replies."""
 
     def __init__(self, nodes, faults, seed=0):
         self.nodes, self.faults, self.random = nodes, faults, random.Random(seed)
@@ -367,7 +368,7 @@ class FakeGrid:
             context = Context(1, message.metadata.dst_node_id, config, RecordDict(), {})
             reply = self.called(message, context)
             if self.random.random() < self.faults:
-                # A node that was killed before it answered, and asked again.
+                # The node was killed before it answered, and gets the message again.
                 reply = self.called(message, context)
             if self.random.random() >= self.faults:
                 self.replies[ids[-1]] = reply
@@ -391,7 +392,7 @@ class FakeGrid:
     ("protocol", "faults"), [("silo-ldp", 0.0), ("silo-ldp", 0.2), ("secure-sum", 0.2)]
 )
 def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
-    """Silos' couriers and, of secure sums in shares, the helper's."""
+    """The silos have couriers, and so has the helper if sums are in shares."""
     pytest.importorskip("flwr")
     identity = pytest.importorskip("flwr.supercore.task_identity").TaskIdentity
     for key in ("run_id", "node_id", "task_id"):
@@ -401,7 +402,7 @@ def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
     parties = [*plan.silos, *(["helper"] if plan.shared else [])]
     with ExitStack() as stack:
         for number, name in enumerate(parties):
-            waiting(stack, deployment.processes[name], tmp_path / f"{number}.sock")
+            serve_couriers(stack, deployment.processes[name], tmp_path / f"{number}.sock")
         nodes = {7 + i: tmp_path / f"{i}.sock" for i in range(len(parties))}
         nodes[99] = tmp_path / "nobody.sock"
         grid, stop, messages = FakeGrid(nodes, faults), threading.Event(), []
@@ -430,7 +431,7 @@ def test_apps_of_flower_carry_a_federation(protocol, faults, tmp_path):
         found, wanted = (each.processes[name].party for each in (deployment, undisturbed))
         assert found.model.release == 2
         assert found.model.theta.tolist() == wanted.model.theta.tolist()
-        # Byte for byte what left the silo.
+        # Each sealed report is, byte for byte, among the letters of the silo's node.
         assert set(found.sealed.values()) <= set(grid.letters[7 + plan.silos.index(name)])
     assert "node 99: its party did not answer" in messages
     if plan.shared:
@@ -445,9 +446,9 @@ PERIOD = 60
 
 
 class Network:
-    """SuperLink and SuperNodes with TLS, silos behind their sockets: processes that can be killed.
+    """Processes that can be killed: SuperLink and SuperNodes with TLS, silos behind their sockets.
 
-    Flower's own processes are found by the port in their command line, which nobody else has.
+    Flower's own processes are found by the port in their command line, which no other process has.
     """
 
     def __init__(self, home, plan, every):
@@ -513,7 +514,7 @@ class Network:
         self.running[name].kill()
         self.running[name].wait()
 
-    def again(self, name):
+    def restart(self, name):
         """Kill a process and start it again."""
         self.kill(name)
         self.start(name)
@@ -543,7 +544,7 @@ class Network:
                 yield int(entry.name)
 
     def kill_app(self, kind, port, until):
-        """Kill one of them; waits for one."""
+        """Kill a process of a kind that Flower has started for a port; wait until there is one."""
         while time.time() < until:
             for number in self.apps(kind, port):
                 os.kill(number, signal.SIGKILL)
@@ -552,7 +553,7 @@ class Network:
         raise AssertionError(f"no {kind} was started")
 
     def stop(self):
-        """Kill all, also what outlives the process that started it."""
+        """Kill all processes, also those that outlive the processes that started them."""
         for process in self.running.values():
             process.kill()
             process.wait()
@@ -568,7 +569,7 @@ class Network:
 def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run(
     protocol, tmp_path, monkeypatch
 ):
-    """SIGKILL of a silo, a SuperNode, a ClientApp, the ServerApp, the SuperLink and the helper."""
+    """Kill a silo, a SuperNode, a ClientApp, the ServerApp, the SuperLink and the helper."""
     pytest.importorskip("flwr")
     monkeypatch.setattr(demo, "RELEASES", 1)
     plan = demo.made_plan(tmp_path, int(time.time()) + 5, protocol, None, period=PERIOD)
@@ -601,25 +602,25 @@ def test_real_processes_of_flower_are_killed_and_come_to_the_model_of_a_calm_run
                     "reward": demo.treatment_reward(rows, decision["action"]),
                 }
                 if (i, patient) == (1, 1):
-                    network.again("silo east")
+                    network.restart("silo east")
                 demo.repeat_until(lambda c=client, g=request: c.call("reward", **g), close)
                 actions[i, patient] = decision["action"]
         assert time.time() < close
         network.run(until)
         network.kill_app("flwr-clientapp", network.ports["south"], until)
-        network.again("node north")
-        network.again("silo north")
+        network.restart("node north")
+        network.restart("silo north")
         if plan.shared:
-            network.again("helper helper")
+            network.restart("helper helper")
             network.kill_app("flwr-clientapp", network.ports["helper"], until)
         time.sleep(max(0.0, close - time.time()))
         network.kill_app("flwr-serverapp", network.port, until)
         network.run(until)
         time.sleep(10.0)
-        network.again("link")
+        network.restart("link")
         if plan.shared:
-            network.again("node helper")
-            network.again("helper helper")
+            network.restart("node helper")
+            network.restart("helper helper")
         network.run(until)
         actual = waits(lambda status: status["model"] == 1 and not status["stopped"])
     finally:

@@ -88,7 +88,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_ledger_with_values_of_other_types_is_damaged(home, change):
+def test_a_ledger_with_values_of_other_types_is_refused_as_damaged(home, change):
     path = home / "silo0" / "ledger.sqlite"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(change)
@@ -100,7 +100,7 @@ def test_a_ledger_with_values_of_other_types_is_damaged(home, change):
 
 
 @pytest.mark.parametrize("change", [c for c in CHANGES if "writes" in c and "ceiling" not in c])
-def test_a_log_with_values_of_other_types_is_damaged(home, change):
+def test_a_log_with_values_of_other_types_is_refused_as_damaged(home, change):
     folders.opened(home / "silo0").close()
     with closing(sqlite3.connect(home / "silo0" / "state.sqlite")) as db, db:
         db.execute(change)
@@ -145,7 +145,7 @@ def test_a_forked_process_cannot_use_an_agent(tmp_path):
     agent.close()
 
 
-def test_requests_say_what_they_need(home, tmp_path):
+def test_refusals_of_requests_say_what_they_need(home, tmp_path):
     with closing(folders.opened(home / "silo0")) as silo:
         for path, key in [("reward", "reward"), ("outcome", "outcome"), ("bit", "bit")]:
             with pytest.raises(InputError, match=f"/{path} needs {key}"):

@@ -96,7 +96,7 @@ def test_calls_of_many_threads_share_a_sync():
     with ThreadPoolExecutor(16) as pool:
         decisions = list(pool.map(lambda k: silo.decide(ROWS, f"p{k}"), range(64)))
         list(pool.map(lambda d: silo.reward(d.id, 0.5), decisions))
-    # 128 calls of 192 writes.
+    # 128 calls make 192 writes.
     assert len(store.syncs) < 80 and sum(store.syncs) == 192
     assert len(silo.party.decisions) == len(silo.party.ended) == 64
     assert all(decision.learns for decision in decisions)
@@ -155,7 +155,7 @@ def test_a_full_disk_changes_nothing_and_later_calls_go_on():
 
 
 def test_a_tick_waits_for_calls_in_flight_and_calls_wait_for_it():
-    """A leaf that is closed has all records that were promised to it, and none after."""
+    """A leaf has all records that were promised to it when it closes, and gets none later."""
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, Slow())
     decisions = [silo.decide(ROWS, f"p{k}") for k in range(12)]
@@ -164,8 +164,8 @@ def test_a_tick_waits_for_calls_in_flight_and_calls_wait_for_it():
         ticks = [pool.submit(silo.tick) for _ in range(4)]
         for one in (*rewards, *ticks):
             one.result()
-    again = silo_of(deployment, MemoryStore(list(silo.store.writes())))
-    assert state_of(again) == state_of(silo)
+    restarted = silo_of(deployment, MemoryStore(list(silo.store.writes())))
+    assert state_of(restarted) == state_of(silo)
 
 
 def test_experts_take_their_places_one_after_the_other():
@@ -201,7 +201,7 @@ def test_a_decision_that_is_asked_for_again_is_the_same(tmp_path):
     silo.close()
 
 
-def test_many_are_answered_one_by_one():
+def test_a_call_of_many_decisions_or_rewards_answers_each():
     deployment = federation.Federation(federation.deployed())
     silo = silo_of(deployment, store := Slow())
     store.syncs.clear()
@@ -243,14 +243,14 @@ def test_clients_use_a_silo_that_restarts(tmp_path):
             assert isinstance(many[1], InputError)
             assert client.reward_many({many[0].id: 0.25, "none": 1.0}).keys() == {"none"}
 
-            async def used():
+            async def use_clients():
                 async with AsyncClient(path) as clients:
                     decisions = await asyncio.gather(*(clients.decide(rows, k) for k in range(30)))
                     await asyncio.gather(*(clients.reward(one.id, 0.5) for one in decisions))
                     await clients.cancel((await clients.decide(rows)).id)
                     return await clients.status()
 
-            assert asyncio.run(used())["open_decisions"] == 0
+            assert asyncio.run(use_clients())["open_decisions"] == 0
             assert silo.party.decisions.count == 1 + 1 + 31
 
 
@@ -299,10 +299,10 @@ def test_a_call_after_the_files_are_closed_is_answered_by_the_next_process(tmp_p
             time.sleep(0.3)
             assert not waiting.done()
             Path(path).unlink()
-            again = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
-            with serving(Application(again, path)):
-                assert waiting.result(20).learns and again.party.decisions.count == 2
-    again.close()
+            restarted = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
+            with serving(Application(restarted, path)):
+                assert waiting.result(20).learns and restarted.party.decisions.count == 2
+    restarted.close()
 
 
 # ---- snapshots -----------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def plan_of(kind):
 
 
 @pytest.mark.parametrize("kind", ["silo-ldp", "central", "secure-sum", "shuffle-vector", *OTHERS])
-def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
+def test_a_restart_from_a_snapshot_equals_a_restart_from_all_writes(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(process_module, "WRITES_PER_SNAPSHOT", 7)
     deployment = federation.Federation(plan_of(kind))
     silo = silo_of(deployment, store := SqliteStore(str(tmp_path / "s")))
@@ -329,10 +329,10 @@ def test_a_restart_from_a_snapshot_is_a_restart_from_all_writes(kind, tmp_path, 
     everything, full = state_of(silo), silo_of(deployment, MemoryStore(list(store.writes())))
     assert state_of(full) == everything
     store.close()
-    again = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
-    assert again._covered.position.number > 60 and state_of(again) == everything
-    assert [again.party.report(k) for k in (1, 2)] == [full.party.report(k) for k in (1, 2)]
-    again.close()
+    restarted = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
+    assert restarted._covered.position.number > 60 and state_of(restarted) == everything
+    assert [restarted.party.report(k) for k in (1, 2)] == [full.party.report(k) for k in (1, 2)]
+    restarted.close()
     last = silo_of(deployment, SqliteStore(str(tmp_path / "s")))
     assert last._covered.position == last.store.position and state_of(last) == everything
     last.close()
@@ -351,8 +351,8 @@ def test_a_snapshot_that_is_not_this_silos_is_not_used(kind, tmp_path):
         value[-1] ^= 1
         whole = dict(store.snapshot())
         store.save_snapshot({name: bytes(value)})
-        again = silo_of(deployment, store)
-        assert again._covered.position.number == 0 and state_of(again) == everything
+        restarted = silo_of(deployment, store)
+        assert restarted._covered.position.number == 0 and state_of(restarted) == everything
         store.save_snapshot(whole)
     store._db.execute("DELETE FROM writes WHERE kind = 'plan'")
     with pytest.raises(InputError, match=r"differs from its snapshot"):
@@ -371,8 +371,8 @@ def test_a_snapshot_of_an_earlier_version_is_used():
     state = msgspec.msgpack.encode(state)
     seal = keyed_digest(silo.party._secret, _SNAPSHOT, deployment.plan.digest, state)
     store.save_snapshot({"state": seal + state})
-    again = silo_of(deployment, store)
-    assert again._covered.position == store.position and state_of(again) == state_of(silo)
+    restarted = silo_of(deployment, store)
+    assert restarted._covered.position == store.position and state_of(restarted) == state_of(silo)
 
 
 def test_a_log_of_an_earlier_version_knows_its_persons():
@@ -380,9 +380,9 @@ def test_a_log_of_an_earlier_version_knows_its_persons():
     silo = silo_of(deployment, MemoryStore())
     silo.reward(silo.decide(ROWS, "ada").id, 0.5)
     old = [w for w in silo.store.writes() if w.kind not in ("subject", "subjects")]
-    again = silo_of(deployment, MemoryStore(old))
-    assert not again.decide(ROWS, "ada").learns and again.decide(ROWS, "eve").learns
-    assert Write("subjects", "", b"written") in list(again.store.writes())
+    restarted = silo_of(deployment, MemoryStore(old))
+    assert not restarted.decide(ROWS, "ada").learns and restarted.decide(ROWS, "eve").learns
+    assert Write("subjects", "", b"written") in list(restarted.store.writes())
 
 
 @pytest.mark.parametrize("kind", ["fed-dp-ope-stoch", "fed-svt"])
@@ -398,18 +398,18 @@ def test_a_log_of_an_earlier_version_knows_the_places_of_its_decisions(kind):
             fields = msgspec.structs.astuple(msgspec.msgpack.decode(value, type=PlacedDecision))
             value = msgspec.msgpack.encode(Decided(*fields[:-1]))
         old.append(Write(kind, key, value))
-    again = silo_of(deployment, store := MemoryStore(old))
-    assert again.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
-    again.close()
+    restarted = silo_of(deployment, store := MemoryStore(old))
+    assert restarted.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
+    restarted.close()
     # An open decision keeps its place in a snapshot, and a new one takes the next place.
-    again = silo_of(deployment, store)
-    assert again._covered.position.number == len(old) and len(again.party._old_places) > 0
-    for process in (silo, again):
+    restarted = silo_of(deployment, store)
+    assert restarted._covered.position.number == len(old) and len(restarted.party._old_places) > 0
+    for process in (silo, restarted):
         use(process, ROWS, 0.75)
         for name in ids[::2]:
             process.losses(name, [0.25, 0.5, 0.0])
-    assert again.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
-    assert again.party.report(3) == silo.party.report(3) and not again.party._old_places
+    assert restarted.party._leaf_sums.tobytes() == silo.party._leaf_sums.tobytes()
+    assert restarted.party.report(3) == silo.party.report(3) and not restarted.party._old_places
 
 
 # ---- erasing -------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, 
     for world in (undisturbed, deployment):
         world.settle()
     closes = deployment.plan.document.calendar.closes
-    kept = []
+    erased_counts = []
     for release in (1, 2, 3):
         for world in (undisturbed, deployment):
             world.now = closes[release - 1] - 10.0
@@ -461,30 +461,30 @@ def test_erased_records_are_gone_from_the_disk_and_the_federation_goes_on(kind, 
         if release == 2:
             # Records of release 1 are old enough, those of release 2 are not.
             keep, erased_id = deployment.now - (closes[0] + 1.0), next(iter(silo.party.decisions))
-            kept.append(silo.erase(keep))
+            erased_counts.append(silo.erase(keep))
             for k, mark in enumerate(marks[:120]):
                 stored = np.float64(mark).tobytes()
                 assert bool(files_with(tmp_path, stored)) == (k >= 60), (k, mark)
             silo.close()
             deployment.reopen()
             deployment.settle()
-    assert kept == [60]
+    assert erased_counts == [60]
     for name in deployment.plan.silos:
         ours, theirs = deployment.processes[name].party, undisturbed.processes[name].party
         assert ours.model.release == 3 and (ours.model.theta == theirs.model.theta).all()
     silo = deployment.processes["silo0"]
-    assert kept == [60] and silo.store.erased > 100
+    assert erased_counts == [60] and silo.store.erased > 100
     first = erased_id
-    for again in (lambda: learn(silo, first, ROWS, 0.5), lambda: silo.cancel(first)):
+    for call in (lambda: learn(silo, first, ROWS, 0.5), lambda: silo.cancel(first)):
         with pytest.raises(InputError, match="was erased"):
-            again()
+            call()
     silo.close()
 
 
-def file_size_after_releases(folder, erases, kind="silo-ldp"):
+def file_size_after_releases(folder, after_release, kind="silo-ldp"):
     """Return the size of the file of silo0 after 80 records in each release.
 
-    `erases`, if it is not None, is called after each release.
+    `after_release`, if it is not None, is called after each release.
     """
     folder.mkdir()
     deployment = OnDisk(plan_of(kind), folder)
@@ -497,8 +497,8 @@ def file_size_after_releases(folder, erases, kind="silo-ldp"):
                 use(process, ROWS, 0.375)
         deployment.now += 10.0
         deployment.settle()
-        if erases:
-            erases(deployment)
+        if after_release:
+            after_release(deployment)
     deployment.processes["silo0"].close()
     return (folder / "state").stat().st_size
 
@@ -543,14 +543,14 @@ def test_calls_go_on_while_records_are_erased(tmp_path):
 
 @pytest.mark.parametrize("kind", ["silo-ldp", *OTHERS])
 def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
-    """At each statement of the store that erasing runs."""
+    """Kill the process at each SQL statement that erasing runs."""
 
     class Killed(BaseException):
         pass
 
-    steps = [0]
+    kills = [0]
 
-    def erases(deployment):
+    def erase_with_kills(deployment):
         """Erase records, killed before each statement of SQL in turn."""
         silo = deployment.processes["silo0"]
         before, names = state_of(silo), set(silo.party.decisions)
@@ -581,7 +581,7 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
             try:
                 silo.erase(-1.0)
             except Killed:
-                steps[0] += 1
+                kills[0] += 1
                 silo.store._db = db
                 silo.store.close()
                 deployment.ledgers["silo0"].close()
@@ -600,8 +600,8 @@ def test_a_kill_while_records_are_erased_leaves_all_or_none(kind, tmp_path):
         assert len(erased) >= 79 and not any(name.encode() in content for name in erased)
         deployment.settle()
 
-    file_size_after_releases(tmp_path / "a", erases, kind)
-    assert steps[0] > 12
+    file_size_after_releases(tmp_path / "a", erase_with_kills, kind)
+    assert kills[0] > 12
 
 
 def test_an_overdue_decision_ends_when_its_record_is_erased():
@@ -613,14 +613,14 @@ def test_an_overdue_decision_ends_when_its_record_is_erased():
     deployment.now += deadline + 100.0
     fresh = silo.decide(ROWS, "bob")
     assert silo.erase(50.0) == 0 and silo.party.ended[overdue.id].why == "expired"
-    # A late reward is dropped, as without erasing; the known one waits for its release.
+    # A late reward is dropped, as without erasing; the other reward waits for its release.
     silo.reward(overdue.id, 0.5)
     assert silo.party.ended[known.id].leaf and fresh.id not in silo.party.ended
     assert silo.erase(-1.0) == 0 and len(silo.party.ended) == 2
 
 
 def test_records_that_a_later_release_rounds_again_are_not_erased():
-    """Nor are other decisions before them: noise depends on the number of a record's decision."""
+    """Nor are earlier decisions, because noise depends on the number of a record's decision."""
     deployment = federation.Federation(plan_of("shuffle-vector"))
     silo = deployment.processes["silo0"]
     silo.cancel(silo.decide([[0.5, 0.1]]).id)
@@ -696,10 +696,10 @@ def test_kills_under_load_lose_and_double_nothing(tmp_path):
         assert (stored.action, stored.learns) == (decision.action, decision.learns)
     assert all(party.ended[name].reward == 0.5 for name in rewarded)
     print(f"{rounds} kills: {len(answered)} decisions and {len(rewarded)} rewards were answered")
-    # Each person was decided for once and learned from once: a call that was repeated is one.
+    # Each person has one decision and is learned from once: a repeated call counts once.
     assert party.decisions.count == len(answered)
     assert all(decision.learns for _, decision in answered.values())
-    # The same bits by a snapshot and by all writes.
+    # A start from the snapshot and a start from all writes give the same bits.
     full = folders.silo_of(party.deployed, party.name, party._secret, silo.ledger)
     full.attach(silo.store)
     for write in silo.store.writes():

@@ -36,8 +36,8 @@ def signed(deployment, release, body):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", federation.MASKS])
-def test_nothing_that_a_hub_says_of_an_open_period_is_taken(protocol):
-    """The message could make a silo send its session, and later seal a second row, same mask."""
+def test_no_message_of_a_hub_about_an_open_period_is_accepted(protocol):
+    """The message could make a silo send its session, and later seal a second row with its mask."""
     deployment = running(protocol)
     silo = deployment.processes["silo0"]
     deployment.now = federation.START + 10.0
@@ -106,14 +106,14 @@ def test_a_set_that_silos_did_not_report_for_is_refused():
         silo.handle(signed(deployment, 1, wire.News(broadcast, ())))
     # Signed statements about different reports, or of a different silo, are not accepted.
     silo1 = Identity(federation.secret("silo1"))
-    word = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
-    other = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
-    for words in ((word,), (word, other)):
+    statement = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"1" * 32, 0, b""))
+    other_statement = deployment.plan.wire.signed(silo1, "silo1", 1, wire.Seen(b"2" * 32, 0, b""))
+    for statements in ((statement,), (statement, other_statement)):
         with pytest.raises(Refused, match="reports that no silo signed"):
-            silo.handle(signed(deployment, 1, wire.News(broadcast, words)))
+            silo.handle(signed(deployment, 1, wire.News(broadcast, statements)))
     forged = deployment.plan.wire.signed(silo1, "silo2", 1, wire.Seen(b"2" * 32, 0, b""))
     with pytest.raises(Refused, match="not that of silo2"):
-        silo.handle(signed(deployment, 1, wire.News(broadcast, (word, forged))))
+        silo.handle(signed(deployment, 1, wire.News(broadcast, (statement, forged))))
     assert silo.party.model.release == 0
 
 
@@ -158,8 +158,8 @@ def test_silos_that_got_different_broadcasts_find_out_at_the_next_release():
 # ---- a helper that is restored -------------------------------------------------------------------
 
 
-def restored(deployment, writes):
-    """Put a helper with earlier writes in place of the present one, and return it."""
+def restore_helper(deployment, writes):
+    """Replace the helper by one with earlier writes, and return its process."""
     helper = Process(
         Helper(deployment.plan, federation.secret("helper")),
         MemoryStore(writes),
@@ -176,7 +176,7 @@ def test_a_restored_helper_gets_its_own_answers_again_and_goes_on():
     period(deployment, 1)
     answers = deployment.processes["helper"].party.answers
     assert answers.keys() == {1}
-    helper = restored(deployment, backup)
+    helper = restore_helper(deployment, backup)
     assert not helper.party.answers
     period(deployment, 2)
     assert helper.party.answers.keys() == {1, 2} and helper.party.answers[1] == answers[1]
@@ -189,7 +189,7 @@ def test_a_second_set_of_a_restored_helper_is_seen():
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)
     hub, first = deployment.processes["hub"].party, deployment.processes["helper"].party.answers[1]
-    helper = restored(deployment, backup)
+    helper = restore_helper(deployment, backup)
     # The lying hub requests a second set from the restored helper.
     entries = deployment.plan.wire.body(deployment.plan.wire.read(first), Opened).entries
     second = deployment.plan.wire.signed(
@@ -213,21 +213,21 @@ def test_a_second_set_of_a_restored_helper_is_seen():
         assert "opened two sets of one release" in deployment.processes[name].party.stopped
 
 
-def test_a_helper_takes_its_own_answers_in_order_alone():
+def test_a_helper_accepts_its_own_answers_only_in_order():
     deployment = running("secure-sum")
     backup = list(deployment.processes["helper"].store.writes())
     for release in (1, 2):
         period(deployment, release)
     answers = deployment.processes["helper"].party.answers
-    helper = restored(deployment, backup).party
+    helper = restore_helper(deployment, backup).party
     with pytest.raises(Refused, match="next answer must be of release 1"):
         helper.handle(answers[2], deployment.now)
     identity = Identity(federation.secret("helper"))
     first = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)
-    odd = deployment.plan.wire.signed(
+    not_following = deployment.plan.wire.signed(
         identity, "helper", 1, msgspec.structs.replace(first, before=bytes(32))
     )
-    step = helper.handle(odd, deployment.now)
+    step = helper.handle(not_following, deployment.now)
     assert "does not follow its last one" in step.problem and not helper.answers
     silo = Identity(federation.secret("silo0"))
     body = deployment.plan.wire.body(deployment.plan.wire.read(answers[1]), Opened)

@@ -19,11 +19,11 @@ from fastfed.deployment.store import MemoryStore
 from fastfed.deployment.wire import Broadcast, Refused
 
 CALENDAR = federation.PATIENT
-SOON = CALENDAR | {"grace": 10}
+SHORT_GRACE = CALENDAR | {"grace": 10}
 
 
 def schedules(protocol, seeds, calendar=CALENDAR, **keys):
-    """Yield schedules: faults, calm releases, and a hub restored to an earlier state."""
+    """Run schedules of faults, calm releases and restores of the hub, and return their worlds."""
     worlds = []
     for seed in seeds:
         world = World(deployed(protocol, calendar=calendar), seed, hub_restore=0.7, **keys)
@@ -33,7 +33,7 @@ def schedules(protocol, seeds, calendar=CALENDAR, **keys):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
-def test_invariants_hold_when_the_hub_is_put_back(protocol):
+def test_invariants_hold_when_the_hub_is_restored(protocol):
     """Despite the restore, a release has one set, one broadcast and one report per silo."""
     worlds = schedules(protocol, range(3000, 3024))
     assert sum(world.hub_restores for world in worlds) > 100
@@ -46,7 +46,7 @@ def test_invariants_hold_when_sessions_of_masks_are_lost_too(protocol):
     assert sum(world.hub_restores for world in worlds) > 5
 
 
-def test_invariants_hold_when_everybody_is_killed_and_the_hub_put_back():
+def test_invariants_hold_when_all_are_killed_and_the_hub_is_restored():
     worlds = schedules("silo-ldp", range(3100, 3102), kill=0.08)
     assert sum(world.hub_restores for world in worlds) > 5
     assert sum(world.kills for world in worlds) > 10
@@ -67,7 +67,7 @@ class Forgetting(Hub):
         return True
 
     def _take_returned_broadcast(self, found, data):
-        raise Refused("nothing is heard")
+        raise Refused("broadcasts are ignored")
 
 
 def test_a_hub_that_does_not_listen_is_caught():
@@ -75,7 +75,7 @@ def test_a_hub_that_does_not_listen_is_caught():
     lines = []
     for seed in range(3000, 3060):
         try:
-            schedules("silo-ldp", [seed], SOON, kinds={"hub": Forgetting}, kill=0.1)
+            schedules("silo-ldp", [seed], SHORT_GRACE, kinds={"hub": Forgetting}, kill=0.1)
         except (Violation, ValueError) as found:
             lines.append(str(found))
             if "two sets" in lines[-1]:
@@ -86,8 +86,8 @@ def test_a_hub_that_does_not_listen_is_caught():
 # ---- one by one ----------------------------------------------------------------------------------
 
 
-def put_back(deployment, writes):
-    """Put a hub with earlier writes, a backup, in place of the present one, and return it."""
+def restore_hub(deployment, writes):
+    """Replace the hub by one with earlier writes (a backup), and return its process."""
     hub = Hub(deployment.plan, federation.secret("hub"))
     process = Process(hub, MemoryStore(writes), None, lambda: deployment.now)
     deployment.add(process)
@@ -112,22 +112,24 @@ def test_a_hub_gets_all_releases_back_bit_for_bit_and_goes_on(protocol, empty):
     for release in (1, 2):
         period(deployment, release)
     before, reports = hub.party.broadcasts, hub.party.reports
-    again = put_back(deployment, backup)
-    assert not again.party.broadcasts
+    restored = restore_hub(deployment, backup)
+    assert not restored.party.broadcasts
     deployment.settle()
-    assert again.party.broadcasts == before and again.party.reports == reports
+    assert restored.party.broadcasts == before and restored.party.reports == reports
     period(deployment, 3)
-    assert again.party.broadcasts.keys() == {1, 2, 3} and not again.party.alarms
+    assert restored.party.broadcasts.keys() == {1, 2, 3} and not restored.party.alarms
     for name in deployment.plan.silos:
         party = deployment.processes[name].party
         assert party.model.release == 3 and not party.stopped
         # Nothing was sent or charged twice.
         assert [c.release for c in deployment.ledgers[name].charges("records")] == [1, 2, 3]
-    Process(Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(again.store.writes())))
+    Process(
+        Hub(deployment.plan, federation.secret("hub")), MemoryStore(list(restored.store.writes()))
+    )
 
 
 def without_silo2_in_first_set():
-    """Return a federation whose first set lacks silo2, and the hub's log before that set."""
+    """Return a federation without silo2 in its first set, the log before the set, the broadcast."""
     deployment = started()
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     period(deployment, 1, ["silo0", "silo1"])
@@ -146,48 +148,48 @@ def without_silo2_in_first_set():
 def test_the_set_that_was_opened_is_opened_again_and_no_other():
     """All three silos have reports by now, but the broadcast that silos have is of two reports."""
     deployment, backup, sent = without_silo2_in_first_set()
-    again = put_back(deployment, backup)
+    restored = restore_hub(deployment, backup)
     # The hub opens no set before silos have contacted it, however long it waits.
-    assert again.tick() == () and not again.party.sets
+    assert restored.tick() == () and not restored.party.sets
     deployment.settle()
-    assert again.party.broadcasts == {1: sent}
+    assert restored.party.broadcasts == {1: sent}
     assert not any(deployment.processes[n].party.alarms for n in deployment.plan.silos)
     period(deployment, 2)
-    assert again.party.broadcasts.keys() == {1, 2}
+    assert restored.party.broadcasts.keys() == {1, 2}
 
 
-def test_a_hub_that_is_told_too_late_says_so_and_silos_keep_their_model():
-    """Silos with the broadcast did not contact the hub in time, and it opened a different set."""
+def test_a_hub_that_gets_a_broadcast_too_late_says_so_and_silos_keep_their_model():
+    """The hub opened a different set before silos with the broadcast contacted it."""
     deployment, backup, sent = without_silo2_in_first_set()
     absent_silos = {name: deployment.processes.pop(name) for name in ("silo0", "silo1", "silo2")}
     reports = [absent_silos[name].party.sealed[1] for name in ("silo0", "silo1")]
-    again = put_back(deployment, backup[: next(
+    restored = restore_hub(deployment, backup[: next(
         i for i, w in enumerate(backup) if w.kind == "report" and w.key == "1/0"
     )])  # fmt: skip
     silo2 = absent_silos["silo2"]
     late = silo2.party.report(1)
-    again.tick()
+    restored.tick()
     # The grace period starts with the first silo's message: the hub itself may be cut off.
     deployment.now += 1000.0
     for index, data in ((0, reports[0]), (2, late)):
-        again.handle(federation.seen(deployment.plan, index, data))
-        again.handle(data)
-    assert not again.party.sets
-    again.party._silo_release[2] = 0  # silo2 has joined, and knows of no broadcast
-    again.tick()
+        restored.handle(federation.seen(deployment.plan, index, data))
+        restored.handle(data)
+    assert not restored.party.sets
+    restored.party._silo_release[2] = 0  # silo2 has joined, and knows of no broadcast
+    restored.tick()
     deployment.now += 1000.0
-    again.tick()
-    assert [e.silo for e in again.party.sets[1].entries] == [0, 2]
-    step, _ = again.handle(sent)
-    assert "a second set of release 1 was opened" in step.problem and again.party.alarms
+    restored.tick()
+    assert [e.silo for e in restored.party.sets[1].entries] == [0, 2]
+    step, _ = restored.handle(sent)
+    assert "a second set of release 1 was opened" in step.problem and restored.party.alarms
     theta = absent_silos["silo0"].party.model.theta
-    other = again.party.broadcasts[1]
+    other = restored.party.broadcasts[1]
     step, _ = absent_silos["silo0"].handle(federation.news(deployment.plan, other))
     assert "two broadcasts" in step.problem
     assert np.array_equal(absent_silos["silo0"].party.model.theta, theta)
 
 
-def test_only_the_hubs_own_broadcasts_remind_it():
+def test_a_restored_hub_accepts_only_its_own_broadcasts():
     deployment = started()
     period(deployment, 1)
     plan, hub = deployment.plan, deployment.processes["hub"]
@@ -207,14 +209,14 @@ def test_only_the_hubs_own_broadcasts_remind_it():
         fresh.handle(plan.wire.signed(identity, "hub", 1, bad), deployment.now)
     assert not fresh._lost_broadcasts and not fresh.handle(sent, deployment.now).writes
     assert fresh._lost_broadcasts
-    # Without the reports it waits, and opens nothing else.
-    assert fresh.tick(deployment.now + 1e6) == wire_step()
+    # Without the reports of the set, the hub waits and opens no other set.
+    assert fresh.tick(deployment.now + 1e6) == empty_step()
     # A broadcast that the hub has already changes nothing.
     step, _ = hub.handle(sent)
-    assert step == wire_step() and not hub.party._lost_broadcasts
+    assert step == empty_step() and not hub.party._lost_broadcasts
 
 
-def wire_step():
+def empty_step():
     """Return a step without writes and messages."""
     from fastfed.deployment.party import Step
 
@@ -237,19 +239,19 @@ def test_a_silo_sends_what_the_hub_lacks_and_nothing_else():
     sent = silo.tick()
     assert kinds() == ["seen", "report", "broadcast", "join"]
     assert [m.data for m in sent[1:3]] == [hub.reports[2, 0], hub.broadcasts[2]]
-    # The broadcast that the silo had when it reported.
+    # The statement names the broadcast that the silo had when it reported.
     body = deployment.plan.wire.body(deployment.plan.wire.read(sent[0].data), wire.Seen)
     assert body == wire.Seen(wire.digest(hub.reports[2, 0]), 1, wire.digest(hub.broadcasts[1]))
 
 
-def test_sessions_that_a_hub_has_lost_are_told_again():
+def test_sessions_that_a_hub_has_lost_are_sent_again():
     """One silo sends its session late, after the hub was restored and lost the other sessions."""
     deployment = started(federation.MASKS)
     hub, away = deployment.processes["hub"], deployment.processes.pop("silo2")
     backup = list(hub.store.writes())[:1]
     period(deployment, 1, ["silo0", "silo1"])
     assert hub.party.sessions.keys() == {(1, 0), (1, 1)}
-    put_back(deployment, backup)
+    restore_hub(deployment, backup)
     deployment.add(away)
     away.reward(away.decide(ROWS).id, 0.5)
     deployment.settle()
@@ -275,7 +277,7 @@ def test_a_report_that_was_lost_is_sent_again_though_the_budget_is_spent():
     assert silo.party.model.release == 1
 
 
-def test_a_new_report_leaves_once():
+def test_a_new_report_is_sent_once():
     """A new report is unconfirmed in the tick that sends it, but is not sent a second time."""
     deployment = started()
     deployment.now = 1100.0
@@ -300,7 +302,7 @@ def test_a_hub_asks_the_helper_which_set_it_has_opened():
     answer = helper.party.handle(step.messages[0].data, deployment.now)
     assert not answer.problem and not answer.writes
     assert not fresh.handle(answer.messages[0].data, deployment.now).writes
-    # It waits for the reports of that set, and opens no other.
+    # The hub waits for the reports of that set, and opens no other set.
     assert not fresh.tick(deployment.now + 1e6).writes and not fresh.sets
     for name in plan.silos:
         report = deployment.processes[name].party.sealed[1]
@@ -314,12 +316,12 @@ def test_a_hub_asks_the_helper_which_set_it_has_opened():
 
 
 def test_a_restored_hub_asks_the_helper_in_the_answer_to_its_join():
-    """Over HTTP the helper receives only answers to its messages, so the question is one."""
+    """Over HTTP the helper receives only answers to its messages, so the hub asks in an answer."""
     deployment = started("secure-sum")
     hub = deployment.processes["hub"]
     backup = list(hub.store.writes())
     period(deployment, 1)
-    again = put_back(deployment, backup)
+    restored = restore_hub(deployment, backup)
     # Nobody has the broadcast: the hub was lost before it could send it.
     for name in deployment.plan.silos:
         silo = deployment.processes[name]
@@ -333,9 +335,9 @@ def test_a_restored_hub_asks_the_helper_in_the_answer_to_its_join():
             process = deployment.processes[name]
             mail = list(process.tick())
             while mail:
-                _, answers = again.handle(mail.pop(0).data)
+                _, answers = restored.handle(mail.pop(0).data)
                 for answer in answers:
                     if answer.to == name:
                         mail += process.handle(answer.data)[1]
-    assert again.party.broadcasts.keys() == {1} and not again.party.alarms
+    assert restored.party.broadcasts.keys() == {1} and not restored.party.alarms
     assert {deployment.processes[name].party.model.release for name in deployment.plan.silos} == {1}

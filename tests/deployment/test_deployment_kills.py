@@ -17,7 +17,7 @@ from fastfed.deployment import demo
 from fastfed.deployment import folder as folders
 from fastfed.deployment.client import Client
 
-#: Kills of one run.
+#: Number of kills in one run.
 KILLS = int(os.environ.get("FASTFED_KILLS", "25"))
 
 
@@ -40,7 +40,7 @@ class Killer(threading.Thread):
 
 
 def time_to_start():
-    """Return the seconds that a process needs on this machine until it does something."""
+    """Return an estimate, in seconds, of the time that a process needs to start on this machine."""
     started = time.monotonic()
     subprocess.run([sys.executable, "-m", "fastfed", "silo", "--help"], check=True, stdout=-3)
     command = "import uvicorn, scipy.special, scipy.optimize, fastfed.deployment.folder"
@@ -48,12 +48,15 @@ def time_to_start():
     return time.monotonic() - started
 
 
-def killed(home, protocol, hidden, seed):
-    """Serve patients while processes are killed; return thetas with and without kills."""
-    needed = time_to_start()
-    gap = max(1.5, 1.2 * needed)
-    period = int(KILLS * gap / 2 / demo.RELEASES + 8 * needed) + 6
-    start = int(time.time() + 2 * needed) + 3
+def run_with_kills(home, protocol, hidden, seed):
+    """Serve patients while processes are killed.
+
+    Return the thetas of the silos, the theta of a run without kills, and the kills per process.
+    """
+    startup_seconds = time_to_start()
+    gap = max(1.5, 1.2 * startup_seconds)
+    period = int(KILLS * gap / 2 / demo.RELEASES + 8 * startup_seconds) + 6
+    start = int(time.time() + 2 * startup_seconds) + 3
     plan = demo.made_plan(home, start, protocol, hidden, period, room=10)
     address = f"http://127.0.0.1:{(port := demo.free_port())}"
     clients = [Client(home / name / folders.SOCKET) for name in demo.SILOS]
@@ -76,15 +79,17 @@ def killed(home, protocol, hidden, seed):
                         lambda c=client, g=request: c.call("decide", **g), close
                     )
                     actions[i, patient] = decision["action"]
-                    end = {"id": decision["id"], **answer(decision["action"])}
-                    demo.repeat_until(lambda c=client, p=path, g=end: c.call(p, **g), close)
+                    answer_request = {"id": decision["id"], **answer(decision["action"])}
+                    demo.repeat_until(
+                        lambda c=client, p=path, g=answer_request: c.call(p, **g), close
+                    )
             if time.time() >= close:
                 raise InputError(demo.TOO_BUSY)
         killer.join(KILLS * gap)
         killer.over = True
         killer.join()
-        last = time.time() + 90 + 20 * needed
-        thetas = [demo._wait_for_release(c, demo.RELEASES, last)["theta"] for c in clients]
+        deadline = time.time() + 90 + 20 * startup_seconds
+        thetas = [demo._wait_for_release(c, demo.RELEASES, deadline)["theta"] for c in clients]
     finally:
         killer.over = True
         if killer.ident:
@@ -103,7 +108,7 @@ def test_processes_that_are_killed_end_with_the_model_of_a_calm_run(protocol, hi
         home = tmp_path / str(attempt)
         home.mkdir()
         try:
-            thetas, undisturbed, counts = killed(home, protocol, hidden, attempt)
+            thetas, undisturbed, counts = run_with_kills(home, protocol, hidden, attempt)
             break
         except InputError as error:
             # The calendar is real time: a machine that is too busy proves nothing.

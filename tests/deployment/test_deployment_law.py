@@ -1,9 +1,10 @@
 """Deployed federations with sealed noise have the distribution of the simulated plan.
 
-The noise of each run has different secrets. The releases over the same records are compared with
+The noise of each run comes from other secrets. The releases over the same records are compared with
 the releases of the step objects with seeds: Kolmogorov-Smirnov of each number, a chi-square test
-of the bins of all numbers of a release, and the ratio of their variances. So are whole runs, in
-which releases choose actions. With one seed their bits are the same (test_deployment_simulator.py).
+of the bins of all numbers of a release, and the ratio of their variances. Whole runs, in which
+actions depend on releases, are compared, too. With one seed, deployed parties and step objects
+release the same bits (test_deployment_simulator.py).
 """
 
 import os
@@ -39,7 +40,7 @@ CASES = {
 }
 #: Number of bins of a chi-square test; the bins are equally likely in simulations.
 BINS = 12
-#: The only row that is offered, so that records do not depend on releases; and the rewards.
+#: The only row that is offered, so that records do not depend on releases, and the rewards.
 ROW, REWARDS = [[0.6, -0.3]], (0.25, 1.0)
 
 
@@ -105,7 +106,8 @@ def simulated_once(plan, run):
 def problems(case, runs, change=lambda values: values, deployed=deployed_once):
     """Return by name the p-values that are too small for the number of comparisons.
 
-    ``change`` is applied to the deployed releases, in standard deviations from their mean.
+    ``change`` is applied to the deployed releases, minus the mean of the simulated releases and
+    divided by their standard deviation.
     """
     plan = plan_of(case)
     actual = np.array([deployed(plan, run) for run in range(runs)])
@@ -121,12 +123,12 @@ def problems(case, runs, change=lambda values: values, deployed=deployed_once):
         tests[f"added to entry {i}"] = stats.ks_2samp(*added)[1]
     # Noise is independent between entries and between runs.
     for k in range(actual.shape[1]):
-        both = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
-        tests[f"bins of release {k + 1}"] = chi_square(*both)
-        ratio = float((both[0] ** 2).mean())
-        free = runs * actual.shape[2], 3 * runs * actual.shape[2]
+        normalised = [((each[:, k] - centre[k]) / scale[k]).ravel() for each in (actual, wanted)]
+        tests[f"bins of release {k + 1}"] = chi_square(*normalised)
+        ratio = float((normalised[0] ** 2).mean())
+        degrees = runs * actual.shape[2], 3 * runs * actual.shape[2]
         tests[f"variance of release {k + 1}"] = 2.0 * min(
-            stats.f.cdf(ratio, *free), stats.f.sf(ratio, *free)
+            stats.f.cdf(ratio, *degrees), stats.f.sf(ratio, *degrees)
         )
     return {name: float(p) for name, p in tests.items() if p < 1e-4 / len(tests)}
 
@@ -168,7 +170,7 @@ def test_other_noise_is_found_out(factor):
 
 
 def test_noise_of_another_law_is_found_out_by_its_bins():
-    """Planted: the tails of Laplace noise of the same variance, in 1 000 runs' numbers."""
+    """Planted: Laplace noise of the same variance, in as many numbers as 1 000 runs have."""
     rng = np.random.default_rng(4)
     wanted, actual = rng.normal(size=15_000), rng.normal(size=5_000)
     assert chi_square(actual, wanted) > 1e-4
@@ -178,13 +180,13 @@ def test_noise_of_another_law_is_found_out_by_its_bins():
 
 # ---- whole runs ----------------------------------------------------------------------------------
 
-#: theta* of the rewards of a whole run, and what is offered: rows of numbers in [-a, a].
+#: theta* of the rewards of a whole run, and the largest absolute number in the offered rows.
 THETA, WIDE = np.array([0.9, -0.4]), 0.7
 
 
-def visits(run, of):
-    """Yield rows offered and the chance of a reward, of each patient of each silo in one run."""
-    rng = np.random.default_rng([run, of])
+def visits(run, stream):
+    """Yield rows offered, their chances of a reward and a uniform number, for each patient."""
+    rng = np.random.default_rng([run, stream])
     while True:
         rows = rng.uniform(-WIDE, WIDE, (4, 2))
         yield rows, 0.5 + 0.5 * rows @ THETA, float(rng.random())
@@ -230,7 +232,7 @@ def simulated_run(plan, run):
     return [*regrets, *silos[0].theta]
 
 
-#: Patients of a silo and period in whole runs.
+#: Patients per silo and period in whole runs.
 PATIENTS = 4
 
 

@@ -122,7 +122,7 @@ def test_without_the_parents_folder_its_charges_must_be_in_the_ledger(home):
     assert run(*joined, "--ledger", ledger_path, "--dataset", "people").exit_code == 0
 
 
-def test_a_second_ledger_is_said_by_the_officer_and_shown(home):
+def test_a_second_ledger_that_the_officer_allows_is_shown(home):
     more = ("--ledger", home / "fresh.sqlite", "--epsilon", 2, "--delta", 1e-6, "--second-ledger")
     result = run(
         "deploy", "join", home / "next", home / "plan2", "--extends", home / "silo0", *more
@@ -180,12 +180,12 @@ def test_a_folder_that_was_moved_charges_its_own_ledger_and_no_other(home):
 def test_a_ledger_elsewhere_may_be_moved_if_it_is_named(home):
     folders.join(home / "silo1", home / "plan", CEILING, ledger=home / "shared.sqlite")
     os.replace(home / "shared.sqlite", home / "elsewhere.sqlite")
-    for lost in (
+    for open_without_name in (
         lambda: folders.opened(home / "silo1"),
         lambda: folders.join(home / "silo1", home / "plan", CEILING),
     ):
         with pytest.raises(InputError, match="there is no ledger at"):
-            lost()
+            open_without_name()
         assert not (home / "shared.sqlite").exists()
     process = folders.opened(home / "silo1", ledger=home / "elsewhere.sqlite")
     assert process.ledger.ceiling("records") == CEILING
@@ -201,7 +201,7 @@ def test_an_older_ledger_is_refused_and_leaving_is_not(home):
     process.ledger.charge(charge_of(plan.executed, plan.digest, "people", 2))
     process.ledger.close()
     process.store.close()
-    folders.opened(home / "silo0").store.close()  # the next start knows of it
+    folders.opened(home / "silo0").store.close()  # this start notes the ledger's head
     for file in home.joinpath("silo0").glob("ledger.sqlite*"):
         file.unlink()
     shutil.copy(home / "backup", ledger)
@@ -222,7 +222,7 @@ def test_a_report_that_was_sealed_must_be_in_the_ledger(home):
 
 
 def test_charges_of_other_processes_count_and_undone_charges_do_not(tmp_path, monkeypatch):
-    """A ledger reads each charge once, so it must see later ones, and forget what was undone."""
+    """A ledger reads each charge once; it must see later charges, and forget undone charges."""
     first, second = (Ledger(str(tmp_path / "ledger.sqlite")) for _ in range(2))
     first.set_ceiling("records", 5.0, 1e-6)
     charges = [Charge("records", plan, 1, 0.01) for plan in (b"b", b"a", b"c")]
@@ -247,7 +247,7 @@ def test_charges_of_other_processes_count_and_undone_charges_do_not(tmp_path, mo
 @pytest.mark.parametrize(
     ("factor", "holds"), [(1.0 - 1e-6, False), (1.0, True), (1.0 + 1e-6, True)]
 )
-def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
+def test_a_ceiling_holds_to_less_than_a_millionth(factor, holds, home):
     """Check a charge, a ceiling below the spent budget, and a plan that continues a plan."""
     cost = Charge("records", b"plan", 1, 0.03, 1e-8)
     exact = epsilon_of_charges([cost], 1e-6)
@@ -260,14 +260,14 @@ def test_a_ceiling_is_a_ceiling_to_a_millionth(factor, holds, home):
         with pytest.raises(OverBudget):
             ledger.charge(cost)
         assert ledger.charges("records") == []
-    spent = Ledger(":memory:")
-    spent.set_ceiling("records", 2.0, 1e-6)
-    spent.charge(cost)
+    spent_ledger = Ledger(":memory:")
+    spent_ledger.set_ceiling("records", 2.0, 1e-6)
+    spent_ledger.charge(cost)
     if holds:
-        spent.set_ceiling("records", exact * factor, 1e-6)
+        spent_ledger.set_ceiling("records", exact * factor, 1e-6)
     else:
         with pytest.raises(InputError, match="what was spent"):
-            spent.set_ceiling("records", exact * factor, 1e-6)
+            spent_ledger.set_ceiling("records", exact * factor, 1e-6)
     plan, own = plans.load(home / "plan2"), Ledger(str(home / "silo0" / folders.LEDGER))
     whole = charge_of(plan.executed, plan.digest, "people", -1)
     both = epsilon_of_charges([*own.charges("people"), whole], 1e-6)
@@ -303,9 +303,9 @@ def test_a_ledger_that_something_else_changed_is_noticed(damage, tmp_path):
     db.execute(damage)
     db.commit()
     db.close()
-    for door in (Ledger, Ledger.read):
+    for open_file in (Ledger, Ledger.read):
         with pytest.raises(InputError, match=r"broken|changed by something else"):
-            door(str(path))
+            open_file(str(path))
 
 
 def test_a_ledger_of_an_earlier_version_is_read_as_it_is_and_chained_when_it_is_used(tmp_path):
@@ -323,8 +323,8 @@ def test_a_ledger_of_an_earlier_version_is_read_as_it_is_and_chained_when_it_is_
     used.charge(Charge("records", b"plan", 1, 0.001))
     assert used.had_head(head) and used.head != head
     used.close()
-    again = Ledger(str(path))
-    assert again.identity == identity and len(again.charges("records")) == 2
+    reopened = Ledger(str(path))
+    assert reopened.identity == identity and len(reopened.charges("records")) == 2
 
 
 def test_a_note_of_an_earlier_version_is_taken_over(home):
@@ -340,11 +340,11 @@ def test_a_note_of_an_earlier_version_is_taken_over(home):
         folders.opened(home / "silo0")
 
 
-# ---- looks ---------------------------------------------------------------------------------------
+# ---- commands that only read ---------------------------------------------------------------------
 
 
 def files_of(place):
-    """Return every file below a folder: its time and its content."""
+    """Return, for every file below a folder, the time of its last change and its hash."""
     return {
         str(file.relative_to(place)): (
             file.stat().st_mtime_ns,
@@ -355,7 +355,7 @@ def files_of(place):
     }
 
 
-HOLDS = """
+HOLD_SILO = """
 import sys, time
 from fastfed.deployment import folder
 process = folder.opened(sys.argv[1])
@@ -366,7 +366,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("running", [False, True, "killed"])
-def test_looking_makes_and_changes_no_file(home, running):
+def test_commands_that_only_read_make_and_change_no_file(home, running):
     """Check a stopped party, a running party, and a party killed while it wrote its log."""
     process = folders.opened(home / "silo0")
     entries = tuple(wire.Entry(i, bytes(32)) for i in (0, 1))
@@ -380,7 +380,7 @@ def test_looking_makes_and_changes_no_file(home, running):
     child = None
     if running:
         child = subprocess.Popen(
-            [sys.executable, "-c", HOLDS, home / "silo0"], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLD_SILO, home / "silo0"], stdout=subprocess.PIPE, text=True
         )
         assert child.stdout.readline() == "there\n"
     try:
@@ -389,14 +389,14 @@ def test_looking_makes_and_changes_no_file(home, running):
             child.wait()
         before = files_of(home)
         assert bool(running) == any(name.endswith("-wal") for name in before)
-        for arguments, says in (
+        for arguments, expected in (
             (("ledger", "show", home / "silo0" / folders.LEDGER), '"people"'),
             (("ledger", "verify", home / "silo0"), "entries, chain and sums"),
             (("ledger", "verify", home / "hub"), "hub: 1 entries"),
             (("deploy", "export", home / "silo0"), '"theta"'),
         ):
             result = run(*arguments)
-            assert result.exit_code == 0 and says in result.output, result.output
+            assert result.exit_code == 0 and expected in result.output, result.output
         assert last_broadcast(home / "silo0")[1] == plan
         assert files_of(home) == before
     finally:
@@ -406,7 +406,7 @@ def test_looking_makes_and_changes_no_file(home, running):
             child.stdout.close()
 
 
-def test_looking_at_a_folder_that_was_never_started_makes_no_file(home):
+def test_reading_a_folder_that_was_never_started_makes_no_file(home):
     before = files_of(home)
     assert run("ledger", "verify", home / "hub").output.startswith("hub: no state yet")
     assert last_broadcast(home / "hub")[1] == b""
@@ -441,7 +441,7 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_alone(tmp_path):
     assert modes == {name: (tmp_path / name).stat().st_mode for name in before}
 
 
-def test_a_file_with_damaged_pages_is_a_sentence(tmp_path):
+def test_a_file_with_damaged_pages_is_reported_in_a_sentence(tmp_path):
     store = SqliteStore(str(tmp_path / "state.sqlite"))
     for number in range(200):
         store.write(Write("a", str(number), bytes(500)))
@@ -449,6 +449,6 @@ def test_a_file_with_damaged_pages_is_a_sentence(tmp_path):
     data = bytearray((tmp_path / "state.sqlite").read_bytes())
     data[-8192:] = b"\xff" * 8192
     (tmp_path / "state.sqlite").write_bytes(data)
-    for door in (SqliteStore.read, SqliteStore):
+    for open_file in (SqliteStore.read, SqliteStore):
         with pytest.raises(InputError, match=r"is (damaged|broken)"):
-            list(door(str(tmp_path / "state.sqlite")).writes())
+            list(open_file(str(tmp_path / "state.sqlite")).writes())

@@ -41,9 +41,9 @@ def test_masks_cancel_in_the_sum_of_all_silos_and_in_no_smaller_one():
     plan = deployed(MASKS, silos=4)
     masks = np.array([masks_of(plan, i).at(3, 6, OF_FOUR) for i in range(4)])
     assert not masks.sum(axis=0).any()
-    for kept in range(1, 15):
-        part = masks[[i for i in range(4) if kept >> i & 1]].sum(axis=0)
-        # Uniform words: all small or all large once in 2^(6 * 7).
+    for subset in range(1, 15):
+        part = masks[[i for i in range(4) if subset >> i & 1]].sum(axis=0)
+        # Six uniform words are all small, or all large, each with probability 2^(-6 * 7).
         assert (part > 2**57).any() and (part < 2**64 - 2**57).any()
 
 
@@ -54,7 +54,7 @@ def test_masks_are_those_of_one_release_of_one_plan_and_of_the_sessions():
     draws = [masks_of(p, 0).at(k, 5, s).tobytes() for p, k, s in places]
     assert len(set(draws)) == 8
     assert masks_of(plan, 0).at(2, 5, second).tobytes() == draws[3]
-    # The mask of a pair depends only on its two sessions; a shorter row has the first words.
+    # The mask of a pair depends only on the pair's sessions; a shorter row has the first words.
     third = masks_of(plan, 1).at(1, 5, first) - masks_of(plan, 1).at(1, 5, second)
     assert third.tobytes() != bytes(40)
     assert masks_of(plan, 0).at(2, 9, second)[:5].tobytes() == draws[3]
@@ -177,8 +177,11 @@ def test_invariants_hold_over_many_schedules():
     schedules(range(1000, 1300))
 
 
-def silo_without_state(deployment):
-    """Return silo 0 without state and ledger; the hub has received none of its reports."""
+def report_without_state(deployment):
+    """Return a report of release 1 by a silo 0 that has lost its state and its ledger.
+
+    The hub claims that it has received no report of silo 0.
+    """
     plan, ledger = deployment.plan, Ledger(":memory:")
     ledger.set_ceiling("records", 5.0, 1e-5)
     party = SiloParty(plan, "silo0", federation.secret("silo0"), ledger)
@@ -186,21 +189,21 @@ def silo_without_state(deployment):
     nonce = plan.wire.body(plan.wire.read(process.tick()[0].data), wire.Join).nonce
     hub = Identity(federation.secret("hub"))
 
-    def say(body):
+    def handle_from_hub(body):
         return process.handle(plan.wire.signed(hub, "hub", 1, body))[1]
 
     deployment.now = plan.document.calendar.closes[0] - 10.0
     process.reward(process.decide(ROWS).id, 0.0)
     deployment.now += 10.0
-    say(wire.Receipt(0, (), nonce))
-    asked = process.tick()[0]
-    (session,) = plan.wire.body(plan.wire.read(asked.data), wire.Sessions).values
+    handle_from_hub(wire.Receipt(0, (), nonce))
+    request = process.tick()[0]
+    (session,) = plan.wire.body(plan.wire.read(request.data), wire.Sessions).values
     sessions = deployment.processes["hub"].party.sessions
     old = tuple(sessions[1, i] for i in range(3))
     assert session != old[0]
     # The old list does not hold this silo's session. With a new list, the silo reports again.
-    assert not say(wire.Sessions(old)) and not process.party.sealed
-    say(wire.Sessions((session, *old[1:])))
+    assert not handle_from_hub(wire.Sessions(old)) and not process.party.sealed
+    handle_from_hub(wire.Sessions((session, *old[1:])))
     process.tick()
     return process.party.sealed[1]
 
@@ -219,7 +222,7 @@ def test_a_silo_that_has_lost_everything_has_other_masks_for_a_second_report(mas
     deployment.settle()
     period(deployment, 1)
     plan, words = deployment.plan, []
-    for data in (deployment.processes["hub"].party.reports[1, 0], silo_without_state(deployment)):
+    for data in (deployment.processes["hub"].party.reports[1, 0], report_without_state(deployment)):
         words.append(plan.wire.words(federation.opened_report(plan, data), "it"))
     # With equal masks, the difference is the difference of the records plus two shares of noise.
     gap = np.abs((words[0] - words[1]).view(np.int64).astype(np.float64))
@@ -243,7 +246,7 @@ def test_a_hub_that_contradicts_its_list_of_sessions_stops_the_silo():
     assert "two lists of sessions" in step.problem and silo.party.stopped
 
 
-def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
+def test_a_second_session_of_a_silo_raises_an_alarm_and_is_not_stored():
     deployment = federation.Federation(deployed(MASKS))
     deployment.settle()
     hub, plan = deployment.processes["hub"], deployment.plan
@@ -268,7 +271,7 @@ def test_a_session_that_a_silo_takes_back_is_noted_and_not_kept():
         shares.processes["hub"].handle(data)
 
 
-def test_nothing_enters_a_leaf_whose_session_was_told():
+def test_nothing_enters_a_leaf_whose_session_was_sent():
     deployment = federation.Federation(deployed(MASKS))
     deployment.settle()
     absent_silo = deployment.processes.pop("silo2")
@@ -279,7 +282,7 @@ def test_nothing_enters_a_leaf_whose_session_was_told():
     deployment.now = 1100.0
     deployment.settle()
     sent_session = silo.party.sessions.sent[1]
-    # Its clock goes back, and nothing is sealed yet.
+    # The silo's clock goes back, and nothing is sealed yet.
     deployment.now = 1090.0
     silo.reward(late, 1.0)
     assert [e.leaf for e in silo.party.ended.values()] == [1, 2] and not silo.party.sealed
@@ -288,7 +291,7 @@ def test_nothing_enters_a_leaf_whose_session_was_told():
     assert silo.party.model.release == 1 and silo.party.sessions.lists[1][0] == sent_session
 
 
-def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks():
+def test_a_restored_silo_recovers_the_same_report_under_the_same_masks():
     deployment = federation.Federation(deployed(MASKS))
     deployment.settle()
     deployment.now = 1090.0
@@ -317,7 +320,7 @@ def test_a_silo_that_is_put_back_recovers_the_same_report_under_the_same_masks()
     assert silo.party.sealed[1] == sent and silo.party.model.release == 1
 
 
-def test_a_silo_that_is_put_back_makes_no_second_row_under_a_mask():
+def test_a_restored_silo_makes_no_second_row_under_a_mask():
     """The ledger is not restored. If records are lost, the plan may wait forever."""
     restores = 0
     for seed in range(200, 212):
@@ -397,15 +400,15 @@ def test_a_hub_and_a_silo_that_are_both_restored_end_the_plan_with_the_cause():
     silo, hub = deployment.processes["silo2"], deployment.processes["hub"]
     backups = [list(process.store.writes()) for process in (silo, hub)]
     federation.served(deployment, 1)
-    silo2 = {}
+    answers_to_silo2 = {}
     for name in (*SILOS, *SILOS):  # sessions first, then their list, which silo2 does not get
         for _, data in deployment.processes[name].tick():
             for to, answer in hub.handle(data)[1]:
                 if to == "silo2":
-                    silo2[to] = answer
+                    answers_to_silo2[to] = answer
                 else:
                     deployment.processes[to].handle(answer)
-    assert silo2 and {1} == {*deployment.processes["silo0"].party.sessions.lists}
+    assert answers_to_silo2 and {1} == {*deployment.processes["silo0"].party.sessions.lists}
     party = SiloParty(
         deployment.plan, "silo2", federation.secret("silo2"), deployment.ledgers["silo2"]
     )

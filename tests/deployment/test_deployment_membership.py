@@ -57,10 +57,10 @@ def record(person):
     return x / np.linalg.norm(x), float(rng.uniform())
 
 
-def attendance_in_worlds(extra):
-    """Return who takes part in each period, without and with one more person."""
+def attendance(extra):
+    """Return sorted pairs (period, person); person 0 comes in period ``extra``, if it is not 0."""
     people = [(k, PEOPLE * k + i) for k in range(1, PERIODS + 1) for i in range(PEOPLE)]
-    # The person comes first in the period: a limit on counts would displace the most people.
+    # Person 0 comes first in the period: a limit on counts would then displace the most people.
     return sorted([*people, *(((extra, 0),) if extra else ())])
 
 
@@ -72,7 +72,7 @@ def store_writes(silo, store, step):
 
 
 def sums_and_leaves(plan, people):
-    """Return the silo's leaf sums (K, s), and the leaf of every stranger."""
+    """Return the silo's leaf sums (K, s), and the leaf of every person but person 0."""
     ledger = Ledger(":memory:")
     silo = silo_of(plan, "silo0", federation.secret("silo0"), ledger)
     store, leaves = MemoryStore(), {}
@@ -110,16 +110,14 @@ def mu_of(plan, change):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_person_moves_nobody_else_between_releases(kind):
     plan = plan_of(kind)
-    actual = {
-        extra: sums_and_leaves(plan, attendance_in_worlds(extra)) for extra in range(PERIODS + 1)
-    }
+    actual = {extra: sums_and_leaves(plan, attendance(extra)) for extra in range(PERIODS + 1)}
     claimed = plan.certificate.exact
     worst = 0.0
-    for before, (sums, strangers) in actual.items():
-        # Everybody who is known in a period is learned from in it.
-        assert all(leaf == p // PEOPLE for p, leaf in strangers.items() if p >= PEOPLE)
+    for before, (sums, other_leaves) in actual.items():
+        # Everybody else is learned from in the period in which they come.
+        assert all(leaf == p // PEOPLE for p, leaf in other_leaves.items() if p >= PEOPLE)
         for after in range(before):
-            assert actual[after][1] == strangers, (before, after)
+            assert actual[after][1] == other_leaves, (before, after)
             if plan.plan.encoding is None:
                 worst = max(worst, mu_of(plan, sums - actual[after][0]))
     if plan.plan.encoding is None:
@@ -128,7 +126,7 @@ def test_one_person_moves_nobody_else_between_releases(kind):
 
 
 def test_a_silo_stops_learning_where_its_sums_would_stop_being_exact():
-    """No other limit on a count exists; the certificate states it as a condition."""
+    """This is the only limit on a count; the certificate states the limit as a condition."""
     plan = federation.deployed(batches=1, batch=1, system={"batch_size": 1})
     assert (
         plan.plan.room == kinds.PEOPLE_PER_ROUND

@@ -64,7 +64,7 @@ def test_a_message_comes_back_as_it_was_sent():
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
-def test_what_is_no_message_of_the_plan_is_refused(data, message):
+def test_data_that_is_no_message_of_the_plan_is_refused(data, message):
     with pytest.raises(Refused, match=message):
         PLAN.wire.read(data)
 
@@ -128,7 +128,7 @@ def signed_report(values, release=1):
         (signed_report([0.0] * 5, release=0), "release 1..4"),
     ],
 )
-def test_impossible_reports_are_refused_at_the_door(data, message):
+def test_impossible_reports_are_refused_at_once(data, message):
     hub = joined()
     before = hub.status()
     with pytest.raises(Refused, match=message):
@@ -136,12 +136,12 @@ def test_impossible_reports_are_refused_at_the_door(data, message):
     assert hub.status() == before
 
 
-def test_a_second_report_is_answered_or_noted_but_never_opened():
+def test_a_second_report_is_answered_or_raises_an_alarm_but_is_never_opened():
     hub = joined()
     (write,) = hub.handle(signed_report([1.0] * 5), 0.0).writes
     hub.fold(write)
-    again = hub.handle(signed_report([1.0] * 5), 0.0)
-    assert not again.writes and len(again.messages) == 1
+    repeated = hub.handle(signed_report([1.0] * 5), 0.0)
+    assert not repeated.writes and len(repeated.messages) == 1
     other = hub.handle(signed_report([2.0] * 5), 0.0)
     assert [w.kind for w in other.writes] == ["alarm"] and "two reports" in other.problem
     assert hub.reports[1, 0] == signed_report([1.0] * 5)
@@ -162,7 +162,7 @@ def test_a_silo_must_agree_to_the_plan_before_it_reports():
 
 @pytest.mark.parametrize("protocol", kinds.SUPPORTED_PROTOCOLS)
 @pytest.mark.parametrize("system", [{"batch_size": 5}, {"batch_first": 3, "batch_ratio": 1.5}])
-def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
+def test_a_plan_file_loads_as_the_same_plan(protocol, system, tmp_path):
     plan = federation.deployed(protocol, system=system)
     plan = plan.countersigned("silo0", SILO)
     plan.save(tmp_path / "plan")
@@ -172,7 +172,7 @@ def test_a_plan_file_is_the_plan(protocol, system, tmp_path):
         codec.numbers_of(compiled_plan.plan) == codec.numbers_of(plan.plan) == plan.document.numbers
     )
     assert compiled_plan.certificate.status == "proven"
-    # Noise bits are whole.
+    # The number of noise bits is an integer, so epsilon can be up to 2e-4 smaller.
     rel = 2e-4 if protocol == "shuffle-vector" else 1e-6
     assert compiled_plan.certificate.exact.epsilon == pytest.approx(1.0, rel=rel)
     assert not any("simulation" in caveat for caveat in compiled_plan.certificate.caveats)
@@ -223,13 +223,13 @@ def test_a_spec_in_toml_gives_the_same_plan():
 
 
 def resealed(document, **fields):
-    """Return a plan file with other fields, spelled as it should be."""
+    """Return a plan file with other fields, in the canonical encoding."""
     changed = msgspec.structs.replace(document, **fields)
     return msgspec.msgpack.encode([plans.spelled(changed), {}])
 
 
 def numbers(**changed):
-    """Return the plan's numbers with others in their place."""
+    """Return the plan's numbers with some of them changed; `__` in a name stands for a point."""
     return PLAN.document.numbers | {name.replace("__", "."): v for name, v in changed.items()}
 
 
@@ -246,8 +246,8 @@ def faults():
     yield "text", {"numbers": numbers(horizon="20")}, "horizon is '20'"
     yield "a short array", {"numbers": numbers(regularizer=b"8 bytes.")}, "regularizer"
     yield "one more number", {"numbers": numbers(noise_std__other=1.0)}, "noise_std.other"
-    left = {name: v for name, v in stored.items() if name != "noise_std.bias"}
-    yield "one number less", {"numbers": left}, "has no number noise_std.bias"
+    without_bias = {name: v for name, v in stored.items() if name != "noise_std.bias"}
+    yield "one number less", {"numbers": without_bias}, "has no number noise_std.bias"
     yield "another claim", {"keys": keys | {"epsilon": 0.5}}, "but its choices give"
     yield "eager", {"keys": keys | {"lazy": False}}, "sieve below 1 needs"
     largest = keys | {"sieve": 1.0}
@@ -259,8 +259,8 @@ def faults():
     yield "a wider sieve", {"numbers": numbers(sieve_growth=2.0)}, "sieve_growth"
     wide = [2.0 * c for c in stored["widths"]]
     yield "other widths", {"numbers": numbers(widths=wide)}, "widths"
-    fewer = {name: v for name, v in stored.items() if name != "widths"}
-    yield "no widths", {"numbers": fewer}, "has no number widths"
+    without_widths = {name: v for name, v in stored.items() if name != "widths"}
+    yield "no widths", {"numbers": without_widths}, "has no number widths"
     yield "a key more", {"keys": keys | {"model": "central"}}, "unknown key"
     yield "a baseline", {"algorithm": "hedge", "keys": {}}, "system.algorithm"
     yield "another horizon", {"horizon": 25}, "batches|choices give|calendar"
@@ -279,7 +279,7 @@ def test_a_plan_whose_choices_do_not_give_its_numbers_is_refused(fields, message
 
 
 def test_numbers_of_another_linear_algebra_are_executed_as_they_are_stored():
-    """Numbers may differ by the stated rounding; the certificate is computed from them."""
+    """Stored numbers may differ by the stated rounding; the certificate is computed from them."""
     std, most = PLAN.document.numbers["noise_std.bias"], codec.MAX_RELATIVE_DIFFERENCE
     for factor, accepted in ((1 + 0.99 * most, True), (1 + 1.01 * most, False)):
         data = resealed(PLAN.document, numbers=numbers(noise_std__bias=std * factor))
@@ -299,14 +299,14 @@ def test_no_sentence_is_stored():
     """The only free texts of a plan are names, units and codes."""
     texts = {"tests", "silo0", "silo1", "silo2", "hub", "x0", "x1", PLAN.document.algorithm}
     texts |= {v for v in PLAN.document.keys.values() if isinstance(v, str)}
-    collected, left = set(), [msgspec.msgpack.decode(plans.spelled(PLAN.document))]
-    while left:
-        value = left.pop()
+    collected, values_to_visit = set(), [msgspec.msgpack.decode(plans.spelled(PLAN.document))]
+    while values_to_visit:
+        value = values_to_visit.pop()
         if isinstance(value, str):
             collected.add(value)
         elif isinstance(value, list | dict):
             # Keys of tables are fixed names.
-            left += value.values() if isinstance(value, dict) else value
+            values_to_visit += value.values() if isinstance(value, dict) else value
     assert collected - texts <= {""}
 
 
@@ -318,7 +318,7 @@ def test_an_earlier_plan_file_is_refused_with_what_to_do():
         plans.load(msgspec.msgpack.encode([old, {}]))
 
 
-def test_plan_files_are_never_pickles_and_hold_nothing_else():
+def test_plan_files_that_are_pickles_or_hold_other_values_are_refused():
     for data in (b"\x80\x04K\x01.", b"", b"\xc1", PLAN.as_bytes()[:-3]):
         with pytest.raises(InputError):
             plans.load(data)

@@ -113,7 +113,7 @@ class Middle:
         return bytes(changed_bytes)
 
     def answer(self, data):
-        """Answer a request in a random way of WAYS."""
+        """Answer a request in a way that is drawn from WAYS."""
         way = "through" if self.calm else self.random.choice(self.WAYS)
         self.did[way] += 1
         self.sent.append(data)
@@ -136,7 +136,7 @@ class Middle:
                 return status, self.flipped(body)
             return 200, msgspec.msgpack.encode([self.flipped(each) for each in inside])
         if way in ("swap answer", "old answer"):
-            # Send the answer to a different silo or an earlier one; 200 makes an error look valid.
+            # Send an earlier answer, or one to another silo; code 200 makes an error look valid.
             return 200, self.random.choice(self.answers)
         if way == "drop answer":
             return 504, b""

@@ -83,7 +83,10 @@ def test_the_hub_answers_with_codes_and_changes_nothing_for_bad_messages():
 
 
 def certificates(folder, address="127.0.0.1", days=(-1, 1)):
-    """Return an authority, and a certificate for an address that is valid for days, as files."""
+    """Return paths of an authority's certificate, and of a certificate for an address and its key.
+
+    The second certificate is valid from the first to the last of ``days``, counted from now.
+    """
     import datetime
     import ipaddress
 
@@ -107,8 +110,8 @@ def certificates(folder, address="127.0.0.1", days=(-1, 1)):
         builder = builder.add_extension(x509.BasicConstraints(ca, None), True)
         # Python 3.13 and later require these extensions.
         key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        theirs = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        builder = builder.add_extension(key_identifier, False).add_extension(theirs, False)
+        issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        builder = builder.add_extension(key_identifier, False).add_extension(issuer_key_id, False)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
              "encipher_only", "decipher_only"), False,
@@ -183,9 +186,9 @@ def test_a_federation_over_tls_comes_to_the_model_of_one_in_memory(protocol, tmp
             for _ in range(4):
                 assert not any([dialer.round() for dialer in dialers])
     for name in plan.silos:
-        models, wanted = (each.processes[name].party.model for each in (deployment, undisturbed))
-        assert models.release == wanted.release == 2
-        assert models.theta.tolist() == wanted.theta.tolist()
+        model, wanted = (each.processes[name].party.model for each in (deployment, undisturbed))
+        assert model.release == wanted.release == 2
+        assert model.theta.tolist() == wanted.theta.tolist()
 
 
 def test_addresses_without_tls_are_of_this_machine_alone():
@@ -253,7 +256,7 @@ def test_an_application_talks_through_a_socket_of_its_own(tmp_path):
         ("/status", {"id": "x"}, "/status takes no keys"),
     ],
 )
-def test_an_application_that_says_something_else_is_told(path, given, message):
+def test_an_invalid_call_of_an_application_is_refused_with_the_reason(path, given, message):
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     with pytest.raises(InputError, match=message):
         answers(silo, path, given)
@@ -274,7 +277,7 @@ def test_a_client_says_what_it_cannot_send_or_reach(tmp_path):
 
 
 @pytest.mark.parametrize("files", [("no", None), ("no", "no")])
-def test_certificates_that_are_none(files, tmp_path):
+def test_files_that_are_no_certificates_are_refused(files, tmp_path):
     pytest.importorskip("uvicorn")
     deployment, path = federation.Federation(federation.deployed()), tmp_path / "no"
     path.write_text("no certificate")
@@ -349,13 +352,13 @@ def test_keys_are_printed_again(tmp_path):
     run, folder = CliRunner().invoke, str(tmp_path / "north")
     first = run(cli, ["deploy", "keys", folder])
     secret = (tmp_path / "north" / "secret").read_bytes()
-    again = run(cli, ["deploy", "keys", folder])
-    assert first.exit_code == again.exit_code == 0 and first.stdout == again.stdout
-    assert "never replaced" in again.stderr and not first.stderr
+    second = run(cli, ["deploy", "keys", folder])
+    assert first.exit_code == second.exit_code == 0 and first.stdout == second.stdout
+    assert "never replaced" in second.stderr and not first.stderr
     assert (tmp_path / "north" / "secret").read_bytes() == secret
 
 
-def test_a_calendar_that_is_over_is_said(tmp_path):
+def test_a_warning_says_that_a_calendar_is_over(tmp_path):
     run = CliRunner().invoke
     spec, plan = toml(tmp_path), str(tmp_path / "plan")
     early = run(cli, ["deploy", "new", spec, plan])

@@ -67,7 +67,7 @@ def federation_after_releases(releases=1):
 
 
 def read(text):
-    """Return names and values of Prometheus text, whose every line is one of three kinds."""
+    """Return names and values of Prometheus text; check that each line is of a known kind."""
     metrics = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-z_]+) ([0-9.e+-]+)", line)
@@ -114,8 +114,8 @@ def test_a_restarted_silo_counts_the_same():
 
     old = deployment.processes["silo0"]
     party = SiloParty(deployment.plan, "silo0", federation.secret("silo0"), old.ledger)
-    again = SiloProcess(party, old.store, old.ledger, lambda: deployment.now)
-    assert silo_numbers(again) == before
+    restarted = SiloProcess(party, old.store, old.ledger, lambda: deployment.now)
+    assert silo_numbers(restarted) == before
 
 
 def test_metrics_are_served_to_this_machine_alone():
@@ -188,7 +188,7 @@ def test_numbers_of_any_kind_are_masked(value):
     assert mask_numbers(f"it is {value}, [{value}] and so on") == "it is #, [#] and so on"
 
 
-def test_the_hub_logs_what_it_refuses_and_of_an_exception_the_type_alone():
+def test_the_hub_logs_refusals_and_only_the_type_of_an_exception():
     import asyncio
 
     deployment, stream = federation_after_releases(), io.StringIO()
@@ -240,8 +240,8 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca, None), True)
         key_identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         builder = builder.add_extension(key_identifier, False)
-        theirs = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        builder = builder.add_extension(theirs, False)
+        issuer_key_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        builder = builder.add_extension(issuer_key_id, False)
         usage = dict.fromkeys(
             ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
              "encipher_only", "decipher_only"), False,
@@ -286,19 +286,19 @@ class Running(Listening):
         self.url = f"https://127.0.0.1:{self.port}"
 
 
-def test_the_hub_serves_who_has_a_valid_certificate_of_the_consortium_and_nobody_else(authorities):
+def test_the_hub_serves_only_clients_with_a_valid_certificate_of_the_consortium(authorities):
     ours, theirs = authorities
     deployment = federation.Federation(federation.deployed())
     hub, silo = deployment.processes["hub"], deployment.processes["silo0"]
     good = ours.pair("silo0")
     with Running(hub, *ours.pair("hub"), ours.file) as running:
-        for refused in (
+        for invalid_pair in (
             (None, None),
             ours.pair("late", -3, -2),
             ours.pair("early", 2, 3),
             theirs.pair("silo0"),
         ):
-            dialer = Dialer(silo, running.url, ours.file, *refused)
+            dialer = Dialer(silo, running.url, ours.file, *invalid_pair)
             assert "the hub cannot be reached" in dialer.round()
             assert not hub.party.joined
         assert Dialer(silo, running.url, ours.file, *good).round() == ""
@@ -360,8 +360,8 @@ def test_processes_log_lines_of_json_and_serve_metrics(tmp_path):
         while numbers.get("fastfed_silo_released") != 4 and time.time() < until:
             time.sleep(0.05)
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics") as got:
-                    numbers = read(got.read().decode())
+                with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/metrics") as response:
+                    numbers = read(response.read().decode())
             except OSError:
                 pass
     finally:

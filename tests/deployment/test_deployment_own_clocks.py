@@ -78,8 +78,8 @@ def started(clock, protocol="silo-ldp", **more):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_deployment_has_the_bits_of_the_simulator(name):
-    """Actions, views, models and ledgers, for the same rows, rewards and seeds."""
+def test_a_deployment_computes_the_same_bits_as_the_simulator(name):
+    """Compare actions, views, models and ledgers, for the same rows, rewards and seeds."""
     clock, protocol, system = CASES[name]
     plan = clocked(clock, protocol, system=system, dimension=3, batches=11)
     plan = plans.load(plan.as_bytes())
@@ -128,7 +128,7 @@ def test_a_deployment_has_the_bits_of_the_simulator(name):
             assert spent == pytest.approx(plan.certificate.exact.epsilon, rel=1e-6)
 
 
-def test_with_equal_clocks_the_sums_are_those_of_a_plan_without():
+def test_with_equal_clocks_the_sums_are_those_of_a_plan_without_clocks():
     values = []
     for plan in (
         clocked({}),
@@ -250,24 +250,24 @@ def test_the_radius_of_a_late_view_is_that_of_its_reports():
         noise = NoiseDistribution(node=p.noise_std, variances=variances, noises=3)
         reports = p.clocks.reports.copy()
         reports[view] = late
-        both = of_views(noise, (), reports), of_views(noise, (), p.clocks.reports)
-        # The bounds hold for all views together, of which there are as many.
-        actual, expected = (each.errors(3, 0.01 / 4.0)[view] for each in both)
-        changed = model.plan.radius.error_bound[view] / p.radius.error_bound[view]
-        assert changed == pytest.approx(actual / expected, rel=1e-12)
-        actual, expected = (each.operator_norms(3, 0.01 / 4.0)[view] for each in both)
+        distributions = of_views(noise, (), reports), of_views(noise, (), p.clocks.reports)
+        # The bounds hold for all views together; late reports do not change how many there are.
+        actual, expected = (each.errors(3, 0.01 / 4.0)[view] for each in distributions)
+        ratio = model.plan.radius.error_bound[view] / p.radius.error_bound[view]
+        assert ratio == pytest.approx(actual / expected, rel=1e-12)
+        actual, expected = (each.operator_norms(3, 0.01 / 4.0)[view] for each in distributions)
         bound = p.regularizer[view] - p.radius.anchor
-        changed = (model.plan.regularizer[view] - p.radius.anchor) / bound
-        assert changed == pytest.approx(actual / expected, rel=1e-12)
+        ratio = (model.plan.regularizer[view] - p.radius.anchor) / bound
+        assert ratio == pytest.approx(actual / expected, rel=1e-12)
         assert model.plan.radius.floor[view] == model.plan.regularizer[view]
         assert np.array_equal(model.plan.regularizer[:view], p.regularizer[:view])
-        assert view_variance(p, late) == pytest.approx(both[0].variances[view])
+        assert view_variance(p, late) == pytest.approx(distributions[0].variances[view])
 
 
 # ---- silos that leave, sleep and come late -------------------------------------------------------
 
 
-def test_the_report_of_a_silo_that_leaves_no_longer_moves():
+def test_the_last_report_of_a_silo_that_leaves_stays_in_later_views():
     deployment = started({})
     for tick in (1, 2):
         serve(deployment, tick)
@@ -353,8 +353,8 @@ def test_the_status_says_each_silos_last_report_and_who_is_silent():
 # ---- a hub that lies -----------------------------------------------------------------------------
 
 
-def lies(change):
-    """Return the second view after a change of its body, and a silo that has the first."""
+def send_changed_view(change):
+    """Send silo2, which has the first view, a changed second view; return silo2 and its step."""
     deployment = started({"rates": [0.5]})
     serve(deployment, 2)
     silo, hub = deployment.processes["silo2"].party, hub_of(deployment)
@@ -371,13 +371,13 @@ def lies(change):
     data = hub.signed(2, body)
     seen = [hub.seen[hub._report_number(2, entry), entry.silo] for entry in hub.sets[2].entries]
     entries = {deployment.plan.index(deployment.plan.wire.read(each).sender): each for each in seen}
-    kept = tuple(entries[entry.silo] for entry in body.entries)
-    news = hub.signed(2, federation.News(data, kept))
+    statements = tuple(entries[entry.silo] for entry in body.entries)
+    news = hub.signed(2, federation.News(data, statements))
     return silo, silo.handle(news, deployment.now)
 
 
 def test_a_silo_accepts_the_view_that_the_hub_made():
-    silo, step = lies(lambda body: body)
+    silo, step = send_changed_view(lambda body: body)
     assert not step.problem and step.writes[0].kind == "broadcast"
     silo.fold(step.writes[0])
     assert silo.released == 2 and silo._numbers == (1, 2, 2)
@@ -391,7 +391,7 @@ def test_a_silo_accepts_the_view_that_the_hub_made():
     ],
 )
 def test_a_silo_stops_if_a_view_contradicts_its_numbers(change, problem):
-    assert problem in lies(change)[1].problem
+    assert problem in send_changed_view(change)[1].problem
 
 
 @pytest.mark.parametrize(
@@ -408,9 +408,9 @@ def test_a_silo_stops_if_a_view_contradicts_its_numbers(change, problem):
         ),
     ],
 )
-def test_a_silo_refuses_a_view_that_cannot_be(change, message):
+def test_a_silo_refuses_an_impossible_view(change, message):
     with pytest.raises(InputError, match=message):
-        lies(change)
+        send_changed_view(change)
 
 
 def test_the_alarm_allows_each_silo_noise_for_the_batches_that_it_has_reported():
@@ -419,8 +419,8 @@ def test_the_alarm_allows_each_silo_noise_for_the_batches_that_it_has_reported()
     rows = {i: rng.uniform(0.0, 1.0, plan.statistic_size) for i in range(3)}
     same = list(alarm.fits_of_view(2, {i: (2, row) for i, row in rows.items()}))
     assert same == list(alarm.fits(2, {2: rows}))
-    # Silo 0 has reported one batch, the others two. Its sums have less noise of rewards, so the
-    # alarm sees smaller deviations.
+    # Silo 0 has reported one batch, the others two. The sums of silo 0 have less noise of rewards,
+    # so the alarm sees smaller deviations.
     (fewer, *_) = alarm.fits_of_view(2, {0: (1, rows[0]), 1: (2, rows[1]), 2: (2, rows[2])})
     assert fewer.moves == same[0].moves and fewer.sees < same[0].sees
 
@@ -457,14 +457,14 @@ def test_a_restored_silo_gets_the_views_and_recovers_its_reports():
     serve(deployment, 4, ["silo0", "silo2"])
     sent = process.party.sealed[2]
     ledger = deployment.ledgers["silo1"]
-    again = silo_of(deployment.plan, "silo1", federation.secret("silo1"), ledger)
-    deployment.add(SiloProcess(again, backup, ledger, lambda: deployment.now))
+    restored = silo_of(deployment.plan, "silo1", federation.secret("silo1"), ledger)
+    deployment.add(SiloProcess(restored, backup, ledger, lambda: deployment.now))
     deployment.settle()
-    assert again.lost.keys() == {2} and again.waits(deployment.now)["state"] == "recover"
+    assert restored.lost.keys() == {2} and restored.waits(deployment.now)["state"] == "recover"
     deployment.processes["silo1"].recover()
     deployment.settle()
-    assert again.sealed[2] == sent and again.released == 2 and not again.lost
-    assert again.model.release == 2
+    assert restored.sealed[2] == sent and restored.released == 2 and not restored.lost
+    assert restored.model.release == 2
     serve(deployment, 6)
     assert view_of(deployment.plan, hub_of(deployment).broadcasts[3]).numbers == (1, 3, 3)
 
@@ -488,7 +488,7 @@ def test_a_restored_hub_makes_the_same_views_again():
 
 
 class Stale(ClockedHub):
-    """A hub whose views have the first report of each silo."""
+    """A hub whose views always have the first report of each silo."""
 
     def _reports_in(self, view):
         rows = super()._reports_in(view)
@@ -544,25 +544,29 @@ def test_planted_faults_are_caught(kinds, keys, problem):
 
 
 def test_random_schedules_of_own_clocks():
-    did = run_schedules(range(schedules_of_all.OWN_CLOCKS, schedules_of_all.OWN_CLOCKS + 40))
-    assert all(did[f"plan {name}"] for name in schedules_of_all.CLOCKS)
-    assert did["kills"] > 100 and did["views with late reports"] > 5 and did["hubs restored"] > 5
+    counts = run_schedules(range(schedules_of_all.OWN_CLOCKS, schedules_of_all.OWN_CLOCKS + 40))
+    assert all(counts[f"plan {name}"] for name in schedules_of_all.CLOCKS)
+    assert (
+        counts["kills"] > 100
+        and counts["views with late reports"] > 5
+        and counts["hubs restored"] > 5
+    )
 
 
 @pytest.mark.slow
 def test_many_random_schedules_of_own_clocks():
     first = schedules_of_all.OWN_CLOCKS + 10_000
-    did = run_schedules(range(first, first + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
-    assert did["hubs restored to before a broadcast"] > 50
+    counts = run_schedules(range(first, first + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    assert counts["hubs restored to before a broadcast"] > 50
 
 
 def run_schedules(seeds):
-    """Run schedules, and return what they did."""
+    """Run schedules, and return the counts of their events."""
     total = schedules_of_all.Counter()
     for seed in seeds:
-        did, broken = schedules_of_all.run(seed)
+        counts, broken = schedules_of_all.run(seed)
         assert not broken, f"seed {seed}: {broken}"
-        total += did
+        total += counts
     return total
 
 
@@ -694,10 +698,10 @@ def test_a_plan_with_clocks_continues_and_is_continued():
     last = hub_of(deployment).broadcasts[4]
     later = {"start": START + 1000, "grace": 50, "reward_deadline": 250}
     budget = {"horizon": 8, "batch_size": 2, "epsilon": 1.0, "delta": 1e-6}
-    without = extended(
+    without_clock = extended(
         {"system": budget, "calendar": {**later, "period": 100}}, deployment.plan, last
     )
-    assert without.document.least == 3 and without.document.extends.start == last
+    assert without_clock.document.least == 3 and without_clock.document.extends.start == last
     with_clock = extended(
         {
             "system": {**budget, "clock": {"rates": [1.0, 0.5]}},
@@ -706,12 +710,12 @@ def test_a_plan_with_clocks_continues_and_is_continued():
         federation.deployed(system={"batch_size": 2}, batch=2),
     )
     assert with_clock.document.least == 1
-    silo = silo_of(without, "silo1", federation.secret("silo1"), deployment.ledgers["silo1"])
+    silo = silo_of(without_clock, "silo1", federation.secret("silo1"), deployment.ledgers["silo1"])
     # The model of the last view, in which silo1 took part, is the start.
     assert np.array_equal(silo.model.theta, deployment.processes["silo1"].party.model.theta)
     with pytest.raises(InputError, match="signature of the broadcast"):
-        bad = msgspec.structs.replace(without.document.extends, start=last[:-1] + b"\0")
-        plans.checked(msgspec.structs.replace(without.document, extends=bad), {})
+        bad = msgspec.structs.replace(without_clock.document.extends, start=last[:-1] + b"\0")
+        plans.checked(msgspec.structs.replace(without_clock.document, extends=bad), {})
 
 
 def test_planned_numbers_never_change_a_plan():

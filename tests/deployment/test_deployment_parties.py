@@ -135,7 +135,7 @@ def test_one_person_is_learned_from_once_and_only_a_keyed_digest_is_kept():
     assert b"ada" not in b"".join(w.value for w in silo.store.writes())
 
 
-def test_exploration_has_the_propensities_that_it_says():
+def test_exploration_has_the_propensities_that_it_states():
     deployment = running(federation={"least": 2, "explore": 0.4}, batch=1000)
     deployment.now = 1010.0
     silo = deployment.processes["silo0"]
@@ -147,7 +147,7 @@ def test_exploration_has_the_propensities_that_it_says():
     assert abs(len(likely) - 280) < 46 and len({d.action for d in likely}) == 1
 
 
-def test_rows_must_fit_the_schema_and_are_held_to_its_ranges():
+def test_rows_must_fit_the_schema_and_are_clipped_to_its_ranges():
     deployment = running()
     silo = deployment.processes["silo0"]
     for rows, message in [([], "actions"), ([[1.0]], "shape"), ([[np.nan, 0.0]], "finite")]:
@@ -157,7 +157,7 @@ def test_rows_must_fit_the_schema_and_are_held_to_its_ranges():
     assert schema.features([[5.0, -0.25]]).tolist() == [[1.0, -0.25]]
 
 
-def test_what_the_application_was_told_is_there_after_a_restart(tmp_path):
+def test_decisions_and_rewards_are_there_after_a_restart(tmp_path):
     plan = federation.deployed()
     path, now = str(tmp_path / "silo"), 1010.0
     ledger = Ledger(str(tmp_path / "ledger"))
@@ -258,15 +258,15 @@ def test_a_straggler_is_left_out_after_the_grace_and_its_report_never_opened(res
     assert entries == [0, 1]
     opened = hub.broadcasts[1]
     if restarted:
-        # It hears of the broadcast before it seals, and has nothing to report.
-        absent_silo = restored(deployment, "silo2", list(absent_silo.store.writes()))
+        # The silo gets the broadcast before it seals, and has nothing to report.
+        absent_silo = restore_silo(deployment, "silo2", list(absent_silo.store.writes()))
     deployment.processes["silo2"] = absent_silo
     deployment.settle()
     assert absent_silo.party.model.release == 1 and hub.broadcasts == {1: opened}
     assert absent_silo.party.unreported == ({1: "opened without this silo"} if restarted else {})
     assert ((1, 2) in hub.reports) == (1 in absent_silo.party.sealed) == (not restarted)
     assert [c.release for c in absent_silo.ledger.charges("records")] == [1]
-    # What it has in that leaf is part of the next node, which holds both leaves.
+    # The silo's records of that leaf are part of the next node, which holds both leaves.
     served(deployment, 2)
     deployment.settle()
     assert 2 in absent_silo.party.sealed and hub.broadcasts.keys() == {1, 2}
@@ -300,8 +300,8 @@ def test_later_sets_are_without_a_silo_that_left_and_the_plan_ends_below_the_lea
 # ---- backups and copies --------------------------------------------------------------------------
 
 
-def restored(deployment, name, writes, ledger=None):
-    """Put a silo with earlier writes, a backup, in place of the present one, and return it."""
+def restore_silo(deployment, name, writes, ledger=None):
+    """Replace a silo by one with earlier writes (a backup), and return its process."""
     ledger = ledger or deployment.ledgers[name]
     party = SiloParty(deployment.plan, name, federation.secret(name), ledger)
     process = SiloProcess(party, MemoryStore(writes), ledger, lambda: deployment.now)
@@ -320,7 +320,7 @@ def test_a_restored_silo_with_the_same_records_sends_the_same_bytes(ledger):
     if ledger == "restored":
         fresh = Ledger(":memory:")
         fresh.set_ceiling("records", 2.0, 1e-6)
-    silo = restored(deployment, "silo0", backup, fresh)
+    silo = restore_silo(deployment, "silo0", backup, fresh)
     deployment.settle()
     # Decisions by the last model go on; nothing is learned from them.
     assert not silo.decide(ROWS).learns
@@ -343,7 +343,7 @@ def test_a_restored_silo_with_other_records_gives_the_report_up_and_pays_again(l
         fresh.set_ceiling("records", 3.0, 1e-6)
     else:
         deployment.ledgers["silo0"].set_ceiling("records", 3.0, 1e-6)
-    silo = restored(deployment, "silo0", backup, fresh)
+    silo = restore_silo(deployment, "silo0", backup, fresh)
     deployment.now -= 5.0
     deployment.settle()
     deployment.now += 5.0
@@ -373,7 +373,7 @@ def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_l
     deployment.settle()
     assert 2 in deployment.processes["silo0"].party.sealed and (2, 0) not in hub.party.reports
     deployment.add(hub)
-    silo = restored(deployment, "silo0", backup)
+    silo = restore_silo(deployment, "silo0", backup)
     deployment.settle()
     assert sorted(silo.party.lost) == [1]
     silo.recover()
@@ -386,34 +386,34 @@ def test_one_recovery_gives_up_the_reports_that_the_hub_has_and_those_that_the_l
     assert (3, 0) in hub.party.reports
 
 
-def test_a_silo_that_is_put_back_to_one_backup_twice_pays_for_each_time_that_reports_have_left():
-    """A reward is reported again after each restore, and enters a leaf each time: three in all."""
+def test_a_silo_restored_twice_from_one_backup_pays_for_each_time_that_reports_have_left():
+    """A reward is reported again after each restore, and enters another leaf each time."""
     deployment = running()
     deployment.ledgers["silo0"].set_ceiling("records", 9.0, 1e-6)
     deployment.now = deployment.plan.document.calendar.closes[0] - 10.0
     decision = deployment.processes["silo0"].decide(ROWS).id
     backup = list(deployment.processes["silo0"].store.writes())
-    messages = []
+    leaves_of_rewards = []
     for release, reward in ((1, 0.5), (2, 0.6), (3, 0.7)):
         silo = deployment.processes["silo0"]
         deployment.now = deployment.plan.document.calendar.closes[release - 1] - 1.0
         silo.reward(decision, reward)
-        messages.append(leaves(silo))
+        leaves_of_rewards.append(leaves(silo))
         deployment.now += 1.0
         deployment.settle()
         assert release in silo.party.sealed
         if release < 3:
-            silo = restored(deployment, "silo0", backup)
+            silo = restore_silo(deployment, "silo0", backup)
             deployment.settle()
             assert sorted(silo.party.lost) == list(range(1, release + 1))
             silo.recover()
             deployment.settle()
             # A second recovery without a report in between: nothing is charged again.
-            silo = restored(deployment, "silo0", backup)
+            silo = restore_silo(deployment, "silo0", backup)
             deployment.settle()
             silo.recover()
             deployment.settle()
-    assert messages == [[1], [2], [3]]
+    assert leaves_of_rewards == [[1], [2], [3]]
     charged = [c.release for c in silo.ledger.charges("records")]
     assert charged == [-2, -1, 1, 2, 3]
     whole = charge_of(deployment.plan.plan, deployment.plan.digest, "records", -1)
@@ -477,7 +477,7 @@ def test_a_broadcast_that_cannot_be_true_is_not_acted_on(change, message):
     assert silo.party.model.release == 0 and np.array_equal(silo.party.model.theta, theta)
 
 
-def test_a_log_whose_sums_are_others_is_refused():
+def test_a_log_with_changed_sums_is_refused():
     """When the log is read, every sum is computed again."""
     deployment = running("central")
     for release in (1, 2):
@@ -520,13 +520,13 @@ def test_the_hub_and_the_helper_each_see_uniform_words_and_open_one_set():
     assert "second set" in step.problem and not any(
         m.to == "hub" and b"set" in m.data for m in step.messages
     )
-    for asked, message in [
+    for request, message in [
         (Opened(entries[:2], shares[:2]), "3 silos at least"),
         (Opened(entries, (*shares[:2], shares[0])), "cannot be opened"),
         (Opened(entries, shares), "cannot be opened"),
     ]:
         with pytest.raises(InputError, match=message):
-            helper.handle(plan.wire.signed(HUB, "hub", 2, asked))
+            helper.handle(plan.wire.signed(HUB, "hub", 2, request))
     with pytest.raises(Refused, match="next set must be of release 2"):
         helper.handle(plan.wire.signed(HUB, "hub", 3, Opened(entries, shares)))
 
@@ -571,7 +571,7 @@ def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave
     backup = list(deployment.processes["silo0"].store.writes())
     served(deployment, 1)
     deployment.settle()
-    silo = restored(deployment, "silo0", backup)
+    silo = restore_silo(deployment, "silo0", backup)
     deployment.now -= 5.0
     deployment.settle()
     deployment.now += 5.0
@@ -589,7 +589,7 @@ def test_a_restored_silo_at_its_ceiling_decides_says_what_it_needs_and_can_leave
     silo.recover()
     deployment.settle()
     assert not silo.party.lost
-    other = restored(deployment, "silo0", backup, Ledger(":memory:"))
+    other = restore_silo(deployment, "silo0", backup, Ledger(":memory:"))
     deployment.settle()
     other.leave()
     assert other.party.stopped and not other.decide(ROWS).learns

@@ -36,7 +36,7 @@ from fastfed.deployment.syncs import SyncThreads
 
 
 class Held:
-    """Replaces the function that syncs a file: each sync waits until it is released."""
+    """A replacement of the function that syncs a file: each sync waits until it is released."""
 
     def __init__(self, monkeypatch):
         self.begun, self.gates, self.errors = [], [], {}
@@ -75,7 +75,7 @@ def silo(tmp_path):
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Make an application treat each disk as slow, and sync by what `Held` replaces."""
+    """Make an application treat disks as slow, and sync by the function that `Held` replaces."""
     monkeypatch.setattr(Application, "fast", 0.0)
     monkeypatch.setattr(application_module, "SyncThreads", PythonSyncThreads)
 
@@ -93,22 +93,22 @@ def test_a_call_waits_for_a_sync_that_began_after_its_commit(silo, tmp_path, mon
 
         first = decide(0)
         assert held.reached(1)
-        # The syncs of the second and third call begin while that of the first runs.
+        # The syncs of the second and third call begin while the sync of the first runs.
         second = decide(1)
         assert held.reached(2)
         third = decide(2)
         assert held.reached(3)
         assert len(set(held.begun)) == 3, "each sync has a descriptor to itself"
-        # In the log, but not durable: no other call sees it, and a repeated one waits.
-        again = decide(1)
+        # Decision 1 is in the log, but not durable: no other call sees it; a repeated call waits.
+        repeated = decide(1)
         assert silo.store.value("decision", ids[1]) is None and silo.party.decisions.count == 0
-        assert not any(one.done() for one in (first, second, third, again))
+        assert not any(one.done() for one in (first, second, third, repeated))
         # The second sync covers the first call, and not the third one.
         held.release(1)
         assert second.result(10)["learns"] and first.result(10)["learns"]
         time.sleep(0.1)
         assert not third.done() and list(silo.party.decisions) == ids[:2]
-        assert again.result(10) == second.result()
+        assert repeated.result(10) == second.result()
         held.release(0)
         time.sleep(0.1)
         assert not third.done()
@@ -178,7 +178,7 @@ def test_a_failed_sync_in_a_thread_fails_calls_and_the_silo_still_closes(
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, monkeypatch, slow):
+def test_a_failed_sync_fails_all_calls_in_the_log(failing, silo, tmp_path, monkeypatch, slow):
     """A later sync does not repair the failure; only a new process that reads the file does."""
     path, ids = tmp_path / "s", [f"{k:016x}" for k in range(3)]
     known = silo.decide(ROWS, "known", id="f" * 16)
@@ -198,18 +198,17 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         assert held.reached(2)
         held.release(failing)
 
-        def fails(call):
-            """Check that a call fails by the sync, and that it does not say that nothing was
-            stored."""
+        def check_failure(call):
+            """Check that a call fails by the sync, and does not report that nothing was stored."""
             with pytest.raises(OSError, match=r"a sync to disk failed .*restart") as raised:
                 call.result(10)
             assert "nothing was stored" not in str(raised.value)
 
         for call in calls:
-            fails(call)
+            check_failure(call)
         held.release(1 - failing)
         for k in (0, 2):
-            fails(decide(k))
+            check_failure(decide(k))
         assert held.reached(2), "a store that has failed syncs no more"
         assert state_of(silo) == before and silo.party.decisions.count == 1
         for store in (lambda: silo.tick(), lambda: silo.leave(), lambda: silo.store.sync()):
@@ -222,10 +221,10 @@ def test_a_sync_that_fails_fails_all_calls_in_the_log(failing, silo, tmp_path, m
         monkeypatch.undo()
     silo.close()
     deployment = federation.Federation(silo.party.deployed)
-    again = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
-    decisions = [again.decide(ROWS, f"p{k}", id=ids[k]) for k in range(3)]
-    assert all(one.learns for one in decisions) and again.party.decisions.count == 4
-    again.close()
+    restarted = silo_of(deployment, SqliteStore(str(tmp_path / "state")))
+    decisions = [restarted.decide(ROWS, f"p{k}", id=ids[k]) for k in range(3)]
+    assert all(one.learns for one in decisions) and restarted.party.decisions.count == 4
+    restarted.close()
 
 
 def test_a_snapshot_covers_only_what_is_durable(silo, monkeypatch):
@@ -257,7 +256,7 @@ def test_the_log_is_copied_to_the_file_while_calls_go_on(silo, monkeypatch):
     for k in range(60):
         silo.reward(silo.decide(ROWS, f"p{k}").id, 0.5)
     assert os.path.getsize(path) > size
-    # The write-ahead log starts from its beginning again and again.
+    # The write-ahead log is restarted from its beginning several times.
     assert os.path.getsize(f"{path}-wal") < 100 * 4120
     assert len(list(silo.store.writes())) > 180
 
@@ -357,7 +356,7 @@ ssize_t send(int fd, const void *data, size_t size, int flags) {
 }
 """
 
-#: Runs a silo whose log is short, so that it starts again and again; argument 2 breaks it.
+#: Runs a silo whose log is short, so that the log restarts often; argument 2 names a fault.
 RUN = """
 import sys, fastfed.deployment.application as application, fastfed.deployment.store as store
 store.WRITES_BEFORE_TIDY, store.WAL_PAGES = 60, 150
@@ -420,7 +419,7 @@ def recorded_load(tmp_path, fault, seconds):
     return folder, before["state.sqlite"], events
 
 
-def applied(content, kind, offset, data):
+def apply_change(content, kind, offset, data):
     """Apply a change of a file to its content: a write at an offset, or (kind 2) a truncation."""
     if kind == 2:
         del content[offset:]
@@ -448,32 +447,33 @@ class Disk:
             for change in self.begun.pop(offset):
                 if change in self.unsynced[file]:
                     self.unsynced[file].remove(change)
-                    applied(self.durable[file], *change)
+                    apply_change(self.durable[file], *change)
 
     def after_power_cut(self, file, rng, share):
-        """Return a file's content if a random share of what is not synced was kept, by sectors."""
+        """Return a file's content after a random share of the unsynced sectors was written."""
         content = bytearray(self.durable[file])
         for kind, offset, data in self.unsynced[file]:
             if kind == 2:
                 if rng.random() < share:
-                    applied(content, kind, offset, data)
+                    apply_change(content, kind, offset, data)
                 continue
             for start in range(0, len(data), 512):
                 if rng.random() < share:
-                    applied(content, 1, offset + start, data[start : start + 512])
+                    apply_change(content, 1, offset + start, data[start : start + 512])
         return bytes(content)
 
 
 def cut_power(tmp_path, before, events, moments):
-    """Cut the power after random answers (events of kind 5), which a power cut must not lose.
+    """Cut the power after random answers (events of kind 5), whose decisions must not be lost.
 
-    Return (answered decisions that are lost, or errors; number of answers; number of cuts).
+    Return the answered decisions that are lost (or errors), the number of answered decisions, and
+    the number of power cuts.
     """
     rng, disk, answered = random.Random(3), Disk(before), {}
     answers = [k for k, event in enumerate(events) if event[0] == 5]
     cuts = set(rng.sample(answers, min(moments, len(answers))))
-    lost, tries, place = [], 0, tmp_path / "cut"
-    place.mkdir(exist_ok=True)
+    lost, cut_count, folder = [], 0, tmp_path / "cut"
+    folder.mkdir(exist_ok=True)
     for number, event in enumerate(events):
         if event[0] != 5:
             disk.event(*event)
@@ -486,20 +486,20 @@ def cut_power(tmp_path, before, events, moments):
             continue
         for share in (0.0, 0.5, 1.0):
             for file, suffix in ((1, ""), (2, "-wal")):
-                (place / f"state.sqlite{suffix}").write_bytes(
+                (folder / f"state.sqlite{suffix}").write_bytes(
                     disk.after_power_cut(file, rng, share)
                 )
-            (place / "state.sqlite-shm").unlink(missing_ok=True)
-            tries += 1
+            (folder / "state.sqlite-shm").unlink(missing_ok=True)
+            cut_count += 1
             try:
-                store = SqliteStore(str(place / "state.sqlite"))
+                store = SqliteStore(str(folder / "state.sqlite"))
                 decisions = {w.key for w in store.writes() if w.kind == "decision"}
                 store.close()
             except (InputError, OSError) as error:
                 lost.append(str(error))
                 continue
             lost += [one for one in answered if one not in decisions]
-    return lost, len(answered), tries
+    return lost, len(answered), cut_count
 
 
 @pytest.mark.skipif(

@@ -42,8 +42,8 @@ def state_and_parties(deployment, name):
     return actual["state"], actual["who"]
 
 
-def put_back(deployment, name, writes):
-    """Put a party with these writes in place of the present one."""
+def replace_party(deployment, name, writes):
+    """Replace a party by one with these writes."""
     kind = Hub if name == "hub" else Helper
     party = kind(deployment.plan, federation.secret(name))
     deployment.add(Process(party, MemoryStore(writes), None, lambda: deployment.now))
@@ -83,12 +83,12 @@ def hub_without_a_silo(deployment):
 def hub_after_grace(deployment):
     """Let the grace of the first period end with one report."""
     deployment.processes.pop("silo1")
-    hub_without_a_silo_of_two(deployment)
+    hub_with_one_report(deployment)
     deployment.now += federation.GRACE
     deployment.settle()
 
 
-def hub_without_a_silo_of_two(deployment):
+def hub_with_one_report(deployment):
     """Let the first period end with the report of silo 0 only."""
     deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0"])
@@ -96,7 +96,7 @@ def hub_without_a_silo_of_two(deployment):
 
 
 def hub_with_half_a_report(deployment):
-    """Let the report of silo2 arrive without its signed message."""
+    """Let the report of silo2 arrive without the signed message about it (`seen`)."""
     absent_silo = deployment.processes.pop("silo2")
     served(deployment, 1, ["silo0", "silo1"])
     deployment.settle()
@@ -109,26 +109,26 @@ def hub_just_started(deployment):
     """Restart the hub while two silos are away."""
     absent_silos = [deployment.processes.pop(name) for name in ("silo1", "silo2")]
     served(deployment, 1, ["silo0"])
-    put_back(deployment, "hub", list(deployment.processes["hub"].store.writes()))
+    replace_party(deployment, "hub", list(deployment.processes["hub"].store.writes()))
     deployment.settle()
     assert absent_silos
 
 
 def hub_restored(deployment):
-    """Restore the hub to before a release that silos have; one silo is away."""
+    """Restore the hub to its state before a release that silos have, while one silo is away."""
     backup = list(deployment.processes["hub"].store.writes())
     period(deployment, 1)
     deployment.processes.pop("silo2")
-    put_back(deployment, "hub", backup)
+    replace_party(deployment, "hub", backup)
     deployment.settle()
 
 
-def hub_restored_by_two(deployment):
+def hub_with_second_broadcast(deployment):
     """Restore the hub from a backup, and return only the second of two broadcasts to it."""
     backup = list(deployment.processes["hub"].store.writes())
     for release in (1, 2):
         period(deployment, release)
-    put_back(deployment, "hub", backup)
+    replace_party(deployment, "hub", backup)
     # The second broadcast comes back, and not the first.
     second = deployment.processes["silo0"].party.broadcasts[2]
     deployment.processes["hub"].handle(second)
@@ -177,7 +177,7 @@ HUB = [
     ("too-few", "silo-ldp", hub_after_grace, ["silo1", "silo2"]),
     ("unheard", "silo-ldp", hub_just_started, ["silo1", "silo2"]),
     ("reports-again", "silo-ldp", hub_restored, ["silo2"]),
-    ("broadcast-again", "silo-ldp", hub_restored_by_two, ["silo0", "silo1", "silo2"]),
+    ("broadcast-again", "silo-ldp", hub_with_second_broadcast, ["silo0", "silo1", "silo2"]),
     ("sessions", federation.MASKS, hub_without_a_silo, ["silo2"]),
     ("helper", "secure-sum", without_helper, ["helper"]),
     ("clocks", CLOCKS, hub_of_clocks, []),
@@ -213,7 +213,7 @@ def silo_without_hub(deployment):
 
 
 def silo_lost(deployment):
-    """Tell silo 0 of a report that it does not know, so that it has lost its state."""
+    """Send silo 0 a receipt of a report that it does not know: the silo has lost the report."""
     deployment.now = federation.START + 100.0
     silo = deployment.processes["silo0"]
     receipt = wire.Receipt(0, ((1, bytes(32)),), silo.party._nonce)
@@ -239,7 +239,7 @@ def silo_given_up(deployment):
 
 
 def silo_forgotten(deployment):
-    """Restore a silo to before it sent its session."""
+    """Send silo 0 a list with another session than its own, as after a restored backup."""
     deployment.now = federation.START + 100.0
     silo = deployment.processes["silo0"]
     values = tuple(bytes([i]) * 32 for i in range(3))
@@ -288,9 +288,9 @@ def test_every_state_of_the_helper_is_reached():
     assert state_and_parties(deployment, "helper") == ("over", [])
     deployment.processes["helper"].party.unanswered_since = 0.0
     assert state_and_parties(deployment, "helper") == ("over", [])
-    again = running("secure-sum")
-    again.processes["helper"].party.unanswered_since = 0.0
-    assert state_and_parties(again, "helper") == ("hub", ["hub"])
+    second = running("secure-sum")
+    second.processes["helper"].party.unanswered_since = 0.0
+    assert state_and_parties(second, "helper") == ("hub", ["hub"])
     deployment.processes["helper"].party.alarms.append("two sets")
     assert state_and_parties(deployment, "helper") == ("alarm", [])
 
@@ -303,17 +303,17 @@ def test_every_row_is_reached_and_the_page_has_it():
             assert f"| {party} | `{state}` | {row.what} | {row.do} |" in PAGE
 
 
-def test_a_restored_helper_stops_nothing_in_silence():
+def test_the_hub_says_that_it_waits_for_a_restored_helper():
     """Regression test: the helper was refused forever, but no field of the status showed it."""
     deployment = running("secure-sum")
     backup = list(deployment.processes["helper"].store.writes())
     period(deployment, 1)
-    put_back(deployment, "helper", backup)
-    absent_silo = deployment.processes.pop("helper")
+    replace_party(deployment, "helper", backup)
+    absent_helper = deployment.processes.pop("helper")
     served(deployment, 2)
     deployment.settle()
     assert state_and_parties(deployment, "hub") == ("helper", ["helper"])
-    deployment.add(absent_silo)
+    deployment.add(absent_helper)
     deployment.settle()
     assert deployment.processes["hub"].party.broadcasts.keys() == {1, 2}
     assert state_and_parties(deployment, "hub")[0] == "open" and ROWS

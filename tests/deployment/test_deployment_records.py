@@ -36,7 +36,7 @@ def test_values_outside_are_clipped_refused_or_missing_as_declared():
     refused = AGE | {"outside": "refuse"}
     with pytest.raises(InputError, match='column "age" must be 20 to 80 years') as error:
         context({"age": 130}, refused)
-    # The value is a patient's.
+    # The message does not show the value, which is a patient's.
     assert "130" not in str(error.value)
     assert context({"age": 130}, AGE | {"outside": "missing", "fill": 50}) == [0.0]
     with pytest.raises(InputError, match='column "pain" must be one of 1, 2, none'):

@@ -27,7 +27,7 @@ SILOS = [Identity(federation.secret(f"silo{i}")) for i in range(3)]
 NONCE, DIGEST = bytes(16), bytes(32)
 
 #: Functions that a message goes through, by module.
-WAY = {
+HANDLERS = {
     hub: (
         "handle", "_silo", "_answer_join", "_store_report", "_decrypt_report", "_store_leave",
         "_store_answer", "_take_returned_broadcast",
@@ -41,9 +41,9 @@ WAY = {
 
 
 def refusals():
-    """Return file name and line of each raise on the way of a message."""
+    """Return (file name, first line, last line) of each raise in these functions."""
     collected = set()
-    for module, names in WAY.items():
+    for module, names in HANDLERS.items():
         path = inspect.getsourcefile(module)
         for node in ast.walk(ast.parse(Path(path).read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name in names:
@@ -53,7 +53,7 @@ def refusals():
 
 
 def frozen(value, seen=()):
-    """Return all data that an object holds, as text; objects of ours by their attributes."""
+    """Return all data of an object as text and lists; objects of fastfed by their attributes."""
     if id(value) in seen:
         return "..."
     seen = (*seen, id(value))
@@ -73,7 +73,7 @@ def frozen(value, seen=()):
 
 
 def federation_after_release(protocol):
-    """Return a federation with one release behind it, and the second one's reports on their way."""
+    """Return a federation after its first release; the reports of the second release are due."""
     deployment = federation.Federation(federation.deployed(protocol))
     deployment.settle()
     for release in (1, 2):
@@ -87,7 +87,7 @@ def federation_after_release(protocol):
     return deployment
 
 
-MADE = {
+DEPLOYMENTS = {
     protocol: federation_after_release(protocol)
     for protocol in ("silo-ldp", "central", "secure-sum")
 }
@@ -103,8 +103,8 @@ def floats(*values):
     return wire.packed(np.array([*values, *[0.0] * (5 - len(values))]))
 
 
-def respelled(data, **fields):
-    """Return a message with other fields, signed as it was, or by silo0."""
+def with_fields(data, **fields):
+    """Return a message with other fields, signed by silo0 unless a signature is among them."""
     document = msgspec.structs.replace(msgspec.msgpack.decode(data, type=wire.Envelope), **fields)
     if "signature" not in fields:
         signature = SILOS[0].sign(document.signed_part())
@@ -113,39 +113,42 @@ def respelled(data, **fields):
 
 
 def to_everybody(plan):
-    """Yield messages that every receiver refuses."""
+    """Yield (message that every receiver refuses, words of its refusal)."""
     good = plan.wire.signed(SILOS[0], "silo0", 2, Report(floats()))
     version = good[:1] + b"\xcc" + good[1:]
     yield bytes(1 << 22), "at most"
     yield b"\x93", "no envelope"
-    yield respelled(good, version=9), "version"
-    yield respelled(good, plan=DIGEST), "another plan"
-    yield respelled(good, kind="model"), "must be one of"
-    yield respelled(good, sender="nobody"), "no party|must be one of"
-    yield respelled(good, release=-3), "release -3|must be one of"
-    yield respelled(good, signature=bytes(64)), "not that of silo0|must be one of"
+    yield with_fields(good, version=9), "version"
+    yield with_fields(good, plan=DIGEST), "another plan"
+    yield with_fields(good, kind="model"), "must be one of"
+    yield with_fields(good, sender="nobody"), "no party|must be one of"
+    yield with_fields(good, release=-3), "release -3|must be one of"
+    yield with_fields(good, signature=bytes(64)), "not that of silo0|must be one of"
     yield version, "canonical|must be one of"
-    yield respelled(good, body=bytes(3000)), "must be at most|must be one of"
+    yield with_fields(good, body=bytes(3000)), "must be at most|must be one of"
 
 
 def to_hub(protocol):
     """Yield (message to the hub, words of its refusal)."""
-    plan = MADE[protocol].plan
+    plan = DEPLOYMENTS[protocol].plan
     shared = plan.shared
     sealed = b"sealed" if shared else b""
 
-    def report(release=2, values=None, more=sealed, who=0):
+    def report(release=2, values=None, more=sealed, index=0):
         """Return a report to the hub; `more` is the share for the helper."""
         values = (words() if shared else floats()) if values is None else values
-        return federation.sealed_report(plan, who, release, values, more)
+        return federation.sealed_report(plan, index, release, values, more)
 
     joined = plan.countersignature(SILOS[0])
     yield from to_everybody(plan)
     yield plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, bytes(64))), "countersignature"
     yield plan.wire.signed(SILOS[0], "silo0", 0, Join(bytes(3), joined)), "must have 16 bytes"
     join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, joined))
-    yield respelled(join, body=b"\x91\x01"), "malformed"
-    yield respelled(join, body=b"\x92\xc5\x00\x10" + NONCE + b"\xc4\x40" + joined), "canonical form"
+    yield with_fields(join, body=b"\x91\x01"), "malformed"
+    yield (
+        with_fields(join, body=b"\x92\xc5\x00\x10" + NONCE + b"\xc4\x40" + joined),
+        "canonical form",
+    )
     yield plan.wire.signed(HUB, "hub", 2, Report(floats(), b"")), "must come from a silo"
     yield plan.wire.signed(SILOS[0], "silo0", 2, Opened(())), "must come from the helper"
     yield report(0), "must be of release 1..4"
@@ -181,8 +184,8 @@ def to_hub(protocol):
 
 def to_silo(protocol):
     """Yield (message to silo 0, words of its refusal)."""
-    plan, entries = MADE[protocol].plan, tuple(Entry(i, DIGEST) for i in range(3))
-    last = MADE[protocol].processes["silo0"].party.broadcasts[1]
+    plan, entries = DEPLOYMENTS[protocol].plan, tuple(Entry(i, DIGEST) for i in range(3))
+    last = DEPLOYMENTS[protocol].processes["silo0"].party.broadcasts[1]
     before = wire.digest(last)
 
     def broadcast(**changes):
@@ -227,7 +230,7 @@ def to_silo(protocol):
 
 def to_helper():
     """Yield (message to the helper, words of its refusal)."""
-    deployment = MADE["secure-sum"]
+    deployment = DEPLOYMENTS["secure-sum"]
     plan, hub_party = deployment.plan, deployment.processes["hub"].party
     # Reports of the second release, which the helper has not been asked for.
     data = [deployment.processes[name].party.report(2) for name in plan.silos]
@@ -267,15 +270,15 @@ def to_helper():
 
 def cases():
     """Yield (receiver, protocol, message, words of the refusal)."""
-    for protocol in MADE:
+    for protocol in DEPLOYMENTS:
         yield from (("hub", protocol, *case) for case in to_hub(protocol))
         yield from (("silo0", protocol, *case) for case in to_silo(protocol))
     yield from (("helper", "secure-sum", *case) for case in to_helper())
 
 
-def messages_to_absent():
-    """Yield messages for receivers that have not joined, have left, or have ended."""
-    plan = MADE["silo-ldp"].plan
+def messages_in_special_states():
+    """Yield (receiver, message, words of its refusal) for receivers in special states."""
+    plan = DEPLOYMENTS["silo-ldp"].plan
     report = federation.sealed_report(plan, 0, 2, floats())
     fresh, left, ended = (hub.Hub(plan, federation.secret("hub")) for _ in "abc")
     join = plan.wire.signed(SILOS[0], "silo0", 0, Join(NONCE, plan.countersignature(SILOS[0])))
@@ -288,7 +291,7 @@ def messages_to_absent():
     yield left, report, "it has left"
     yield ended, report, "the plan has ended"
     yield fresh, federation.seen(plan, 0, report), "takes no part"
-    model = MADE["silo-ldp"].processes["silo0"].party
+    model = DEPLOYMENTS["silo-ldp"].processes["silo0"].party
     huge = silo.SiloParty(plan, "silo0", federation.secret("silo0"), model.ledger)
     entries = (Entry(1, DIGEST), Entry(2, DIGEST))
     most = huge._range.broadcast(1)
@@ -313,11 +316,11 @@ def messages_to_absent():
     )
 
 
-def refused(receiver, data, message):
+def refusing_lines(receiver, data, message):
     """Return the lines of the raise statements that refused a message."""
     before = frozen(receiver)
     with pytest.raises(InputError, match=message) as caught:
-        receiver.handle(data, MADE["silo-ldp"].now)
+        receiver.handle(data, DEPLOYMENTS["silo-ldp"].now)
     assert frozen(receiver) == before
     frames = traceback.extract_tb(caught.value.__traceback__)
     return {(Path(frame.filename).name, frame.lineno) for frame in frames}
@@ -326,9 +329,9 @@ def refused(receiver, data, message):
 def test_every_refusal_is_reached_and_leaves_the_receiver_as_it_was():
     reached = set()
     for name, protocol, data, message in cases():
-        reached |= refused(MADE[protocol].processes[name].party, data, message)
-    for receiver, data, message in messages_to_absent():
-        reached |= refused(receiver, data, message)
+        reached |= refusing_lines(DEPLOYMENTS[protocol].processes[name].party, data, message)
+    for receiver, data, message in messages_in_special_states():
+        reached |= refusing_lines(receiver, data, message)
     missed = [
         (name, first)
         for name, first, last in refusals()
@@ -337,15 +340,15 @@ def test_every_refusal_is_reached_and_leaves_the_receiver_as_it_was():
     assert missed == []
 
 
-def test_what_is_frozen_sees_a_change():
-    receiver = hub.Hub(MADE["silo-ldp"].plan, federation.secret("hub"))
+def test_frozen_data_shows_each_change():
+    receiver = hub.Hub(DEPLOYMENTS["silo-ldp"].plan, federation.secret("hub"))
     before = frozen(receiver)
     receiver._totals[0, 0] = 1.0
     assert frozen(receiver) != before
     before = frozen(receiver)
     receiver.reports[1, 1] = b"x"
     assert frozen(receiver) != before
-    party_ = MADE["silo-ldp"].processes["silo1"].party
+    party_ = DEPLOYMENTS["silo-ldp"].processes["silo1"].party
     before = frozen(party_)
     party_._hub_has.add(99)
     assert frozen(party_) != before

@@ -116,7 +116,7 @@ def test_a_source_says_how_a_table_is_read(tables, tmp_path):
         )
     lines = []
     rehearsal = rehearse(spec(), tables | {"north": source}, tmp_path / "out", lines.append)
-    # Each person came twice, and is learned from once; an outcome takes a period and more.
+    # Each person comes twice, and is learned from once; an outcome comes more than a period later.
     assert rehearsal.silos["north"].decisions == 160 and rehearsal.silos["north"].learned <= 80
     assert any("north: 80 of 160 rows" in line and "came before" in line for line in lines)
 
@@ -137,7 +137,7 @@ def test_the_command_prints_a_table_or_json(tables, tmp_path):
     assert all(math.isfinite(one["mean_reward"]) for one in answer["silos"].values())
 
 
-def test_what_does_not_fit_is_a_sentence(tables, tmp_path):
+def test_a_spec_or_a_table_that_does_not_fit_is_refused_in_a_sentence(tables, tmp_path):
     def refused(match, text=None, files=None, home="new"):
         """Check that a rehearsal is refused with this message, and writes nothing."""
         with pytest.raises(InputError, match=match):

@@ -36,7 +36,7 @@ PATIENTS = [
 OPEN = deployed(columns=[AGE | {"fill": 50}, PAIN, SEX])
 
 
-def written(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
+def write_table(path, delimiter=",", decimal=".", bom=False, rows=PATIENTS):
     """Write rows as a table in this format, and return the keys that name it in a source."""
 
     def cell(value):
@@ -60,24 +60,24 @@ def features(found_cases, plan=OPEN):
     return [plan.document.schema.records.context(case.record) for case in found_cases]
 
 
-def test_all_kinds_of_tables_are_the_same_records(tmp_path):
+def test_tables_of_all_kinds_hold_the_same_records(tmp_path):
     tables = {
-        "comma": written(tmp_path / "a.csv"),
-        "semicolon": written(tmp_path / "b.csv", ";", ",", bom=True),
-        "tab": written(tmp_path / "c.tsv", "\t"),
-        "packed": written(tmp_path / "d.csv.gz", "|"),
+        "comma": write_table(tmp_path / "a.csv"),
+        "semicolon": write_table(tmp_path / "b.csv", ";", ",", bom=True),
+        "tab": write_table(tmp_path / "c.tsv", "\t"),
+        "packed": write_table(tmp_path / "d.csv.gz", "|"),
     }
     with closing(sqlite3.connect(tmp_path / "e.sqlite")) as base:
         base.execute("CREATE TABLE p (age, pain, sex, num)")
         base.executemany("INSERT INTO p VALUES (?, ?, ?, ?)", [[*p.values()] for p in PATIENTS])
         base.commit()
         tables["sqlite"] = {"database": "e.sqlite", "query": "SELECT * FROM p"}
-        asked = cases(source_of({"query": "SELECT * FROM p"}), OPEN.document.schema, base)
+        from_connection = cases(source_of({"query": "SELECT * FROM p"}), OPEN.document.schema, base)
         with pytest.raises(InputError, match="needs a database, or in Python a connection"):
             read({"query": "SELECT * FROM p"}, tmp_path)
     actual = {name: read(table, tmp_path) for name, table in tables.items()}
     wanted = [[0.45, 1, 0, 0, 1.0], [0.0, 0, 0, 1, -1.0], [-1 / 3, 0, 1, 0, 1.0]]
-    for name, each in {**actual, "DB-API": asked}.items():
+    for name, each in {**actual, "DB-API": from_connection}.items():
         np.testing.assert_allclose(features(each), wanted, atol=1e-12, err_msg=name)
         assert [float(case.outcome) for case in each] == [0.0, 1.0, 1.0], name
     assert actual["comma"][1].where == "a.csv, line 3"
@@ -86,7 +86,7 @@ def test_all_kinds_of_tables_are_the_same_records(tmp_path):
         read({"database": "e.sqlite", "query": "DELETE FROM p"}, tmp_path)
 
 
-def test_a_parquet_file_is_the_same_records(tmp_path):
+def test_a_parquet_file_holds_the_same_records(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -100,9 +100,9 @@ def test_a_parquet_file_is_the_same_records(tmp_path):
         read({"file": "q.parquet"}, tmp_path)
 
 
-def test_names_codes_and_units_of_a_site_are_its_own(tmp_path):
+def test_a_source_maps_the_names_codes_and_units_of_a_site(tmp_path):
     rows = [{"Alter": 762.0, "Schmerz": "-9", "w": "frau", "num": "4,0", "id": "p1"}]
-    table = written(tmp_path / "a.csv", ";", ",", rows=rows)
+    table = write_table(tmp_path / "a.csv", ";", ",", rows=rows)
     plan = deployed(
         columns=[AGE, PAIN | {"missing_flag": True}, SEX, AGE | {"name": "pulse", "fill": 50}],
         reward={"column": "num", "correct": {"0": "well", "4": "ill"}},
@@ -178,7 +178,7 @@ def table_of(tmp_path, count, **more):
         }
         for _ in range(count)
     ]
-    table = written(tmp_path / f"{count}.csv", rows=rows) | more
+    table = write_table(tmp_path / f"{count}.csv", rows=rows) | more
     return source_of(table, tmp_path)
 
 
@@ -189,9 +189,9 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
     for name, count in sizes.items():
         source = table_of(tmp_path, count, delay=50.0)
         records = cases(source, plan.document.schema)
-        complaints = survey(plan, source, records)
-        assert complaints["learned"] == complaints["rows"] == count
-        assert complaints["caps"] == [5, 5, 5, 5] and sum(complaints["periods"]) == count
+        counts = survey(plan, source, records)
+        assert counts["learned"] == counts["rows"] == count
+        assert counts["caps"] == [5, 5, 5, 5] and sum(counts["periods"]) == count
         replays[name] = Replay(deployment.processes[name], source, records)
     deployment.settle()
     for now in range(1000, 1401, 5):
@@ -211,14 +211,10 @@ def test_silos_of_unequal_size_keep_all_their_patients(tmp_path):
     assert leaves.count(1) == 2 and len(set(leaves)) == 4
 
 
-def test_rows_beyond_what_radii_count_on_are_learned_from_and_reported(tmp_path):
+def test_rows_beyond_what_radii_assume_are_learned_from_and_reported(tmp_path):
     source = table_of(tmp_path, 30)
-    complaints = survey(OPEN, source, actual := cases(source, OPEN.document.schema))
-    assert (
-        complaints["learned"] == 30
-        and complaints["beyond_cap"] == 10
-        and complaints["dropped"] == 0
-    )
+    counts = survey(OPEN, source, actual := cases(source, OPEN.document.schema))
+    assert counts["learned"] == 30 and counts["beyond_cap"] == 10 and counts["dropped"] == 0
     now = [0.0]
     process = silo(OPEN, clock=lambda: now[0])
     replay = Replay(process, source, actual)
@@ -244,10 +240,10 @@ def test_dates_of_a_file_are_mapped_to_the_calendar(tmp_path):
         "age,pain,sex,num,came,known\n63,1,m,0,2.1.2023,1.1.2023\n63,1,m,0,3.1.2023,\n"
     )
     table = dates | {"file": "late.csv", "time_format": "%d.%m.%Y"}
-    survey, problems = surveyed(source_of(table, tmp_path), OPEN.document.schema)
+    found_cases, problems = surveyed(source_of(table, tmp_path), OPEN.document.schema)
     assert problems == ['late.csv, line 2: column "known" must not be before "came"']
     # An outcome that never becomes known is not counted.
-    assert [case.outcome for case in survey] == [None]
+    assert [case.outcome for case in found_cases] == [None]
 
 
 def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
@@ -259,15 +255,15 @@ def test_a_replay_that_was_killed_goes_on_where_it_was(tmp_path):
     assert 0 < len(first.party.ended) < len(before) < 15
     # The process is killed, and restarts after the times of some patients have passed.
     now[0] = 1250.0
-    again = silo(OPEN, store=store, clock=lambda: now[0])
-    replay = Replay(again, source, records)
+    restarted = silo(OPEN, store=store, clock=lambda: now[0])
+    replay = Replay(restarted, source, records)
     replay.act(now[0])
     now[0] = 1399.0
     replay.act(now[0])
-    party = again.party
+    party = restarted.party
     assert list(party.decisions)[: len(before)] == list(before) and len(party.decisions) == 15
     assert len(party.ended) == 15 and not replay.remaining
-    assert not Replay(again, source, records).remaining
+    assert not Replay(restarted, source, records).remaining
     subjects = [each.subject for each in party.decisions.values()]
     assert len(set(subjects)) == 15 and all(each.learns for each in party.decisions.values())
 

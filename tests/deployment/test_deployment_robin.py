@@ -67,19 +67,19 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         and phases.LATE_RECORD_CONDITION in certificate.conditions
     )
     assert not any("simulation" in caveat for caveat in certificate.caveats)
-    again = plans.load(plan.as_bytes())
-    assert again.digest == plan.digest and again.executed == plan.executed
+    loaded = plans.load(plan.as_bytes())
+    assert loaded.digest == plan.digest and loaded.executed == plan.executed
 
 
 def test_a_plan_whose_noise_is_less_than_its_certificate_says_is_refused():
     plan = plan_of()
-    louder = tuple(
+    with_less_noise = tuple(
         msgspec.structs.replace(mean, epsilon_coordinate=2.0 * mean.epsilon_coordinate)
         for mean in plan.executed.means
     )
     exchanges.check_refused(
         plan,
-        replace(plan.executed, means=louder),
+        replace(plan.executed, means=with_less_noise),
         replace(plan.executed, means=plan.executed.means[:-1]),
         replace(plan.executed, initial=3),
     )
@@ -101,7 +101,7 @@ def test_a_spec_that_is_not_deployed_is_refused(keys, message):
         plans.compile_plan(spec(**keys))
 
 
-def test_a_plan_in_phases_continues_one_in_phases_alone():
+def test_a_plan_in_phases_continues_only_a_plan_in_phases():
     tables = {"system": spec()["system"], "calendar": {"start": 9000, "period": 100}}
     with pytest.raises(InputError, match="of the same kind"):
         folders.extended(tables, federation.deployed(), b"")
@@ -135,7 +135,7 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
     new.now = closes[0] - 1.0
     for name in plan.silos:
         decision = new.processes[name].decide(rows)
-        # The silo chooses greedily by the model even if it has records; records are only reported.
+        # The silo acts greedily on the model even if it has records; it only reports its records.
         assert decision.action == wanted and decision.learns
         new.processes[name].reward(decision.id, 0.9)
         assert new.processes[name].decide(rows).action == wanted
@@ -148,27 +148,27 @@ def test_the_last_model_is_played_until_the_next_plan_has_one():
         new.now = float(close)
         new.settle()
     exchanges.check_together(deployment, plan, new, SAME_SILOS)
-    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
+    fresh, unrelated = exchanges.extended_federation(deployment, system, fresh=True)
     assert fresh.document.extends.why == "requested"
-    assert alone.processes["silo0"].party.model.start is None
+    assert unrelated.processes["silo0"].party.model.start is None
 
 
-def test_of_exponential_mechanisms_the_symmetric_pair_costs_most():
+def test_the_symmetric_pair_of_exponential_mechanisms_costs_most():
     for e in (0.001, 0.1, 1.0, 5.0):
         x = np.linspace(-8.0, 8.0, 2001)
         p, q = (1.0 / (1.0 + np.exp(-(x + sign * e / 2.0))) for sign in (1, -1))
         normal = NormalDist()
-        each = [normal.inv_cdf(a) - normal.inv_cdf(b) for a, b in zip(p, q, strict=True)]
-        assert max(each) <= charges.mu_of_exponential(e) * (1.0 + 1e-9)
-        assert max(each) == pytest.approx(charges.mu_of_exponential(e))
+        mus = [normal.inv_cdf(a) - normal.inv_cdf(b) for a, b in zip(p, q, strict=True)]
+        assert max(mus) <= charges.mu_of_exponential(e) * (1.0 + 1e-9)
+        assert max(mus) == pytest.approx(charges.mu_of_exponential(e))
 
 
 @pytest.mark.parametrize(
     ("count", "e", "failure"), [(1, 0.5, 1e-9), (7, 0.3, 1e-6), (200, 0.05, 1e-8)]
 )
-def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, failure):
+def test_a_gaussian_mechanism_dominates_randomised_responses(count, e, failure):
     """Compare with the exact privacy profile of the responses, at every epsilon of a grid."""
-    mu, true = charges.mu_of_responses(count, e, failure), 1.0 / (1.0 + math.exp(-e))
+    mu, truth_probability = charges.mu_of_responses(count, e, failure), 1.0 / (1.0 + math.exp(-e))
     normal = NormalDist()
 
     def gaussian(epsilon, mu):
@@ -180,8 +180,8 @@ def test_a_gaussian_mechanism_stands_for_randomised_responses(count, e, failure)
         """Return delta at epsilon of `count` randomised responses, exactly."""
         masses = (
             math.comb(count, j)
-            * (true**j * (1 - true) ** (count - j)
-            - math.exp(epsilon) * (1 - true) ** j * true ** (count - j))
+            * (truth_probability**j * (1 - truth_probability) ** (count - j)
+            - math.exp(epsilon) * (1 - truth_probability) ** j * truth_probability ** (count - j))
             for j in range(count + 1)
         )  # fmt: skip
         return math.fsum(max(0.0, mass) for mass in masses)
@@ -206,7 +206,7 @@ def test_charges_cover_what_the_certificate_proves_at_every_delta(dimension):
     assert event.exact() > (0.75 if dimension == 2 else 0.9)
 
 
-def test_releases_are_charged_what_they_add_and_together_no_more_than_the_whole():
+def test_releases_are_charged_what_they_add_and_together_the_whole_plan():
     plan, ledger = plan_of(), Ledger(":memory:")
     ledger.set_ceiling("records", 1.0, 1e-6)
     spent = []
@@ -223,7 +223,7 @@ def test_releases_are_charged_what_they_add_and_together_no_more_than_the_whole(
 # ---- one calm federation -------------------------------------------------------------------------
 
 
-def test_deployed_parties_make_the_bits_of_client_and_averager():
+def test_deployed_parties_compute_the_same_bits_as_client_and_averager():
     plan = plan_of(dimension=3)
     noise, p = SeededNoise(7), plan.plan
     clients, averager = [Client(plan.executed, i) for i in range(3)], Averager(plan.executed, noise)
@@ -262,7 +262,7 @@ def test_deployed_parties_make_the_bits_of_client_and_averager():
 
 
 def first_release(plan, rows, rewards=(0.9,), silo="silo1", away=()):
-    """Return the first release of a federation in which one silo has records."""
+    """Return a federation after its first release, in which one silo has records."""
     deployment = federation.Federation(plan)
     deployment.settle()
     process = deployment.processes[silo]
@@ -275,16 +275,16 @@ def first_release(plan, rows, rewards=(0.9,), silo="silo1", away=()):
     return deployment
 
 
-def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
+def test_noise_depends_on_all_estimates_and_the_rotation_on_none():
     plan = plan_of()
-    first, again, other = (
+    first, repeated, other = (
         values(
             plan, first_release(plan, [[x, 0.2]]).processes["hub"].party.broadcasts[1], Broadcast
         )
         for x in (0.5, 0.5, 0.5000001)
     )
-    assert np.array_equal(first, again)
-    # The estimates differ by 10^-6 or so: without other noise the means would, too.
+    assert np.array_equal(first, repeated)
+    # The estimates differ by about 10^-6, and so would the means if the noise were the same.
     assert np.abs(first - other).min() > 1e-3
     noises = [SealedNoise(b"k" * 32, b"p" * 32, "hub") for _ in "ab"]
     for noise, sums in zip(noises, (b"one", b"two"), strict=True):
@@ -299,20 +299,20 @@ def test_noise_is_a_function_of_all_estimates_and_the_rotation_of_none():
 
 def test_a_silo_that_is_missing_counts_as_an_estimate_of_0():
     plan = plan_of()
-    here = first_release(plan, [[0.5, 0.2]])
+    with_silo2 = first_release(plan, [[0.5, 0.2]])
     without_silo2 = first_release(plan, [[0.5, 0.2]], away=("silo2",))
-    # silo2 has no records: its estimate is 0 where it reports, and where it does not.
+    # silo2 has no records: its estimate is 0, whether silo2 reports or not.
     assert 2 not in [e.silo for e in without_silo2.processes["hub"].party.sets[1].entries]
     actual = [
         values(plan, each.processes["hub"].party.broadcasts[1], Broadcast)
-        for each in (here, without_silo2)
+        for each in (with_silo2, without_silo2)
     ]
     assert np.array_equal(*actual)
-    report = here.processes["hub"].party.reports[1, 2]
+    report = with_silo2.processes["hub"].party.reports[1, 2]
     assert np.array_equal(values(plan, report, Report), np.zeros(2))
 
 
-def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
+def test_estimates_of_any_finite_size_are_accepted_and_others_are_refused():
     """Refusing large estimates would reveal their size; the private mean clips them instead."""
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
@@ -332,7 +332,7 @@ def test_an_estimate_of_any_size_is_taken_and_none_that_is_no_number():
     assert np.abs(model).max() <= hub._range.broadcast(1)[0] < 1e3 * mean.noise_stds["mean"]
 
 
-def test_a_model_that_no_mean_and_noise_can_be_is_refused():
+def test_a_model_that_no_mean_with_noise_can_give_is_refused():
     plan = plan_of()
     deployment = first_release(plan, [[0.5, 0.2]], away=("silo2",))
     other = federation.Federation(plan)
@@ -364,13 +364,13 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 20
 
 
-def test_a_hub_that_is_put_back_opens_the_same_sets_and_makes_the_same_models():
+def test_a_restored_hub_opens_the_same_sets_and_makes_the_same_models():
     """Silos are away for at most 200 seconds, and the restored hub waits for them."""
     worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(16), KINDS)
     assert sum(w.hub_restores for w in worlds) > 15 and sum(w.behind for w in worlds) > 3
 
 
-class Twice:
+class AddingLateRewards:
     """A planted fault: a silo that adds late rewards to a sealed phase."""
 
     def _open_leaf(self, now):
@@ -395,7 +395,7 @@ class Forgetful:
     ("party", "fault", "message"),
     [
         ("hub", Redrawing, "broadcast|log"),
-        ("silo", Twice, "invariant 3"),
+        ("silo", AddingLateRewards, "invariant 3"),
         ("silo", Uncharged, "invariant 5"),
         ("silo", Whimsical, "invariant|two"),
         ("silo", Forgetful, "leads to another state"),

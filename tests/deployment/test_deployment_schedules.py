@@ -39,7 +39,7 @@ def test_invariants_hold_whenever_a_party_is_killed(protocol):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "feducb", "central"])
-def test_invariants_hold_when_silos_are_put_back_to_old_states(protocol):
+def test_invariants_hold_when_silos_are_restored_to_old_states(protocol):
     worlds = schedules(protocol, range(100, 112), restore=0.5)
     assert sum(world.restores for world in worlds) > 5
 
@@ -53,34 +53,34 @@ def test_invariants_hold_over_many_schedules(protocol):
 
 
 def run_schedules(seeds):
-    """Run schedules as `scripts/schedules` draws them, and return what they did."""
+    """Run schedules as `scripts/schedules` draws them, and return the counts of their events."""
     total = Counter()
     for seed in seeds:
-        did, broken = schedules_of_all.run(seed)
+        counts, broken = schedules_of_all.run(seed)
         assert not broken, f"seed {seed}: {broken}"
-        total += did
+        total += counts
     return total
 
 
 def test_random_schedules_of_all_that_is_deployed():
-    did = run_schedules(range(80))
-    assert did["kills"] > 100 and did["silos restored"] > 1 and did["hubs restored"] > 10
+    counts = run_schedules(range(80))
+    assert counts["kills"] > 100 and counts["silos restored"] > 1 and counts["hubs restored"] > 10
 
 
 def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_records():
-    did = run_schedules(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
-    assert all(did[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
-    assert did["snapshots"] > 100 and did["erased records"] > 10
+    counts = run_schedules(range(schedules_of_all.ALL, schedules_of_all.ALL + 80))
+    assert all(counts[f"plan {name}"] for name in schedules_of_all.WITHOUT_BATCHES)
+    assert counts["snapshots"] > 100 and counts["erased records"] > 10
 
 
 @pytest.mark.slow
 def test_many_random_schedules_of_all_that_is_deployed():
-    did = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
-    assert did["kills"] > 1000 and did["hubs restored to before a broadcast"] > 50
+    counts = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
+    assert counts["kills"] > 1000 and counts["hubs restored to before a broadcast"] > 50
 
 
 def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
-    """The same records, with and without kills: the same theta."""
+    """The same records give the same theta with and without kills."""
     plan = deployed("silo-ldp")
     thetas = []
     for kill in (0.0, 0.2):
@@ -88,7 +88,7 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
         for k, close in enumerate(plan.document.calendar.closes):
             for i, name in enumerate(plan.silos):
                 world.now = close - 10.0
-                # One action: a choice depends on which broadcast a killed silo has.
+                # Offer one action: a choice would depend on which broadcast a killed silo has.
                 step, decision = world.parties[name].decide([[0.1 * i, 0.5 - 0.1 * k]], world.now)
                 world.perform(name, step)
                 world.perform(name, world.parties[name].reward(decision.id, 0.1 * k, world.now))
@@ -108,16 +108,16 @@ def test_a_disturbed_federation_ends_with_the_model_of_a_calm_one():
 #: Seeds of faults that were fixed: a restored hub that no silo reached in its grace period, whose
 #: helper alone knew the set, or whose helper was killed before it opened a set; silos that gave up
 #: too many reports; a hub that received the second set of the helper before the first; a silo with
-#: noise bits that erased decisions on whose numbers the noise depends; a hub whose lost log had a
-#: set that nobody had seen, which it opened again with more reports (allowed, with `clock`).
+#: noise bits that erased decisions on whose numbers the noise depends; a hub that lost a log with a
+#: set that nobody had seen, and opened this set again with more reports (allowed, with `clock`).
 FOUND = (26615, 35896, 301648, 52317, 96124, 10000335, 730031075)
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_schedules_that_have_found_something(seed):
-    did, broken = schedules_of_all.run(seed)
+    counts, broken = schedules_of_all.run(seed)
     assert not broken
-    assert did["kills"] or did["silos restored"]
+    assert counts["kills"] or counts["silos restored"]
 
 
 # ---- planted faults ------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_schedules_that_have_found_something(seed):
 
 @pytest.mark.parametrize("fault", [fault for fault in PLANTED if fault != "nothing"])
 def test_planted_faults_are_caught(fault):
-    """At least one of a few schedules detects the fault; correct parties pass all schedules."""
+    """At least one of 100 schedules detects the fault."""
     seed, complaint = planted(fault, range(100))
     assert seed is not None, f"{fault} was not caught: {complaint}"
 
@@ -158,6 +158,6 @@ def test_planted_faults_are_caught_by_the_script(monkeypatch, capsys):
     assert "not caught" in capsys.readouterr().out
 
 
-def test_the_parties_as_they_are_pass_where_faults_are_caught():
+def test_correct_parties_pass_the_schedules_that_catch_faults():
     schedules("silo-ldp", range(12))
     schedules("silo-ldp", range(6), kill=0.1)

@@ -39,11 +39,11 @@ def node_noise(
 
 
 def test_the_same_sums_have_the_same_noise_to_any_precision():
-    first, again = node_noise(), node_noise()
-    assert np.array_equal(first.values, again.values)
+    first, second = node_noise(), node_noise()
+    assert np.array_equal(first.values, second.values)
     # Further bits do not depend on the order of requests.
     late, early = first.interval(3, 300), first.interval(0, 100)
-    assert again.interval(0, 100) == early and again.interval(3, 300) == late
+    assert second.interval(0, 100) == early and second.interval(3, 300) == late
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_same_sums_have_the_same_noise_to_any_precision():
     ],
     ids=lambda c: next(iter(c)),
 )
-def test_anything_else_has_other_noise(change):
+def test_any_other_part_of_the_key_gives_other_noise(change):
     assert not np.isin(node_noise().values, node_noise(**change).values).any()
 
 
@@ -77,7 +77,7 @@ def test_noise_is_refused_before_its_sums_are_known():
         SealedNoise(SECRET, DIGEST, "silo0").ideal(0, 1, 2)
 
 
-def test_coins_and_pads_are_functions_too():
+def test_coins_and_pads_are_functions_of_the_hidden_sums_too():
     noise, other = (SealedNoise(SECRET, DIGEST, "silo0") for _ in "ab")
     for each in (noise, other):
         each.set_hidden_sums(3, b"x")
@@ -102,7 +102,7 @@ def test_what_a_node_hides_is_its_own_leaves():
     tree = federation.deployed("silo-ldp").plan
     assert hidden_by(tree, 3, leaves[:3]) == {3: leaves[2].tobytes()}
     assert hidden_by(tree, 4, leaves) == {4: leaves.sum(axis=0).tobytes()}
-    # A record that moves from one leaf to another leaves the node above both as it is.
+    # A record that moves from one leaf to another does not change the node above both leaves.
     moved = leaves.copy()
     moved[2] -= 1.0
     moved[3] += 1.0
@@ -152,7 +152,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
     if release == "tree":
         encoder = np.array([[float(k - (k & -k) < leaf <= k) for leaf in ends] for k in ends])
     else:
-        # Prefixes with noise T z are, but for a change of coordinates, (T T')^(-1/2) A gamma + z.
+        # Prefixes with noise T z are, up to a change of coordinates, (T T')^(-1/2) A gamma + z.
         terms = [prefix_noise(plan).terms(k) for k in ends]
         nodes = sorted({node for row in terms for node in row})
         mixed = np.array([[float(row.get(node, 0)) for node in nodes] for row in terms])
@@ -167,7 +167,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
     worst = 0.0
     for _ in range(3000):
         angles, ys = rng.uniform(0, 2 * math.pi, 2), rng.choice([0.0, 1.0, -1.0], 2)
-        # Plans clip rewards to [0, 1]; |y| <= 1 is what the account counts on.
+        # Plans clip rewards to [0, 1]; the account assumes only |y| <= 1.
         leaf, late = rng.integers(0, size, 2)
         change = np.outer(encoder[:, late], record(angles[1], ys[1])) - np.outer(
             encoder[:, leaf], record(angles[0], ys[0])
@@ -181,7 +181,7 @@ def test_a_record_that_comes_late_costs_no_more_than_the_certificate_says(releas
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "secure-sum"])
 @pytest.mark.parametrize("batches", [1, 4, 7])
-def test_charges_of_all_releases_are_the_plan_and_none_is_negative(protocol, batches):
+def test_charges_of_all_releases_add_up_to_the_plan_and_none_is_negative(protocol, batches):
     plan = federation.deployed(protocol, batches=batches)
     charges = [charge_of(plan.plan, plan.digest, "d", k) for k in range(1, batches + 1)]
     assert all(c.mu2 >= 0.0 and c.failure >= 0.0 for c in charges) and charges[0].mu2 > 0.0
@@ -247,7 +247,7 @@ def test_a_write_is_kept_once_and_never_changed(kind, tmp_path):
     assert list(store.writes()) == WRITES
 
 
-def test_a_store_is_durable_private_and_one_process_at_a_time(tmp_path, monkeypatch):
+def test_a_store_is_durable_private_and_open_in_one_process_at_a_time(tmp_path, monkeypatch):
     path = str(tmp_path / "store")
     store, synced = SqliteStore(path), []
     monkeypatch.setattr(
@@ -266,8 +266,8 @@ def test_a_store_is_durable_private_and_one_process_at_a_time(tmp_path, monkeypa
         SqliteStore(path)
     head = store.head
     store.close()
-    again = SqliteStore(path)
-    assert list(again.writes()) == WRITES and again.head == head
+    reopened = SqliteStore(path)
+    assert list(reopened.writes()) == WRITES and reopened.head == head
 
 
 @pytest.mark.parametrize(

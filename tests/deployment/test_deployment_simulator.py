@@ -41,7 +41,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_deployed_parties_make_the_bits_of_the_step_objects(name):
+def test_deployed_parties_release_the_same_bits_as_the_step_objects(name):
     """Play the same rounds with deployed parties, and with silos and server of a simulation."""
     protocol, system = CASES[name]
     plan = federation.deployed(protocol, dimension=3, system=system)
@@ -83,7 +83,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
                 )
     assert deployment.processes["hub"].party.status()["released"] == p.releases
     for ledger in deployment.ledgers.values():
-        # Noise bits are whole.
+        # The number of noise bits is an integer, so epsilon can be up to 2e-4 smaller.
         spent = ledger.epsilon("records")
         assert spent == pytest.approx(1.0, rel=2e-4 if p.protocol.bits else 1e-6)
         assert spent <= 1.0 + 1e-9
@@ -91,7 +91,7 @@ def test_deployed_parties_make_the_bits_of_the_step_objects(name):
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "feducb", "central", *federation.WORDS])
 def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
-    """Noise is a function: of the secret, the plan, the node and what it hides."""
+    """Noise is a function of the secret, the plan, the node and the sums that the node hides."""
     plan = federation.deployed(protocol, dimension=3)
     logs = []
     for changed in (0.0, 0.0, 1.0):
@@ -108,15 +108,15 @@ def test_with_sealed_noise_a_second_federation_makes_the_same_bytes(protocol):
             deployment.now = float(close)
             deployment.settle()
         logs.append(deployment.processes["hub"].party.reports)
-    first, again, other = logs
-    assert first == again
-    same = {key for key, data in first.items() if other[key] == data}
+    first, repeated, other = logs
+    assert first == repeated
+    unchanged = {key for key, data in first.items() if other[key] == data}
     # Nodes (or rows of the factor) that contain the third leaf of silo1 have different noise; later
     # actions depend on what was released, so only releases before the third are compared.
-    assert {key for key in first if key[0] <= 2} <= same
-    assert (3, 1) not in same
+    assert {key for key in first if key[0] <= 2} <= unchanged
+    assert (3, 1) not in unchanged
     # With masks, the reports of the other silos depend on silo1's session.
-    assert {(3, 0), (3, 2)} <= same or plan.masked
+    assert {(3, 0), (3, 2)} <= unchanged or plan.masked
     change = [np.frombuffer(federation.opened_report(plan, log[3, 1])) for log in (first, other)]
     if protocol == "silo-ldp":
         # The difference must be that of independent noise, not that of the records.

@@ -124,10 +124,10 @@ def test_a_hub_that_was_started_again_has_no_contact_yet():
     deployment = running()
     period(deployment, 1)
     hub = deployment.processes["hub"].party
-    again = type(hub)(deployment.plan, federation.secret("hub"))
+    restarted = type(hub)(deployment.plan, federation.secret("hub"))
     for write in deployment.processes["hub"].store.writes():
-        again.fold(write)
-    assert again.contacts == {} and again.last_reports() == hub.last_reports()
+        restarted.fold(write)
+    assert restarted.contacts == {} and restarted.last_reports() == hub.last_reports()
     assert hub.last_reports() == dict.fromkeys(deployment.plan.silos, 1)
     assert set(hub.contacts) >= set(deployment.plan.silos)
 
@@ -319,8 +319,8 @@ def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
         assert f"<h1>{name}</h1>" in page and '<meta http-equiv="refresh" content="30">' in page
         policy = headers["content-security-policy"]
         (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
-        known = b64encode(hashlib.sha256(style.encode()).digest()).decode()
-        assert policy.startswith(f"default-src 'none'; style-src 'sha256-{known}';")
+        style_hash = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+        assert policy.startswith(f"default-src 'none'; style-src 'sha256-{style_hash}';")
         assert "unsafe" not in policy and "script" not in policy
         for header, value in (
             ("x-content-type-options", "nosniff"),
@@ -348,11 +348,13 @@ def test_the_page_is_served_to_this_machine_alone_and_changes_nothing(name):
 def test_many_connections_that_send_nothing_do_not_stop_the_page():
     deployment = running()
     with serving(deployment.processes["silo0"]) as server:
-        held = [socket.create_connection(("127.0.0.1", server.server_port), 10) for _ in range(100)]
+        connections = [
+            socket.create_connection(("127.0.0.1", server.server_port), 10) for _ in range(100)
+        ]
         begin = time.monotonic()
         assert request_page(server)[0] == 200 and time.monotonic() - begin < 5.0
         assert threading.active_count() < 80
-        for connection in held:
+        for connection in connections:
             connection.close()
 
 
@@ -588,7 +590,7 @@ def test_a_plain_log_has_a_line_for_each_event():
     deployment.settle()
     since = observe.utc(deployment.now)
     log.look(hub)
-    # A wait that has just begun is ordinary.
+    # A wait that has just begun is not logged.
     assert lines() == []
     deployment.now += 31.0
     log.look(hub)
@@ -599,7 +601,7 @@ def test_a_plain_log_has_a_line_for_each_event():
     deployment.settle()
     deployment.now += 10.0
     log.look(hub)
-    # A change of a wait that was named less than a minute ago is named later.
+    # Within a minute after a wait was logged, a change of the wait is not logged.
     assert lines() == []
     deployment.now += 51.0
     log.look(hub)

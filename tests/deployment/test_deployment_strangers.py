@@ -36,7 +36,7 @@ from fastfed.deployment.status_page import StatusPage
 # ---- parties as processes ------------------------------------------------------------------------
 
 
-def parties(home):
+def make_folders(home):
     """Make the folders of a hub and of the silo a."""
     plan = home / "plan"
     compile_plan(Path(toml(home)).read_text()).save(plan)
@@ -112,7 +112,7 @@ UNFINISHED = {
 
 
 def crowd(stack, port, count, context=None):
-    """Return connections that never come to an end, of all kinds; the hub may close them."""
+    """Return connections with unfinished requests of all kinds; the hub may close them."""
     connections, kinds = [], list(UNFINISHED)
     for k in range(count):
         kind = kinds[k % len(kinds)]
@@ -135,7 +135,7 @@ def unchecked_context():
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize(("files", "count"), [(64, 100), (1024, 1200)])
 def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
-    parties(tmp_path)
+    make_folders(tmp_path)
     port = free_port()
     keys, ca, scheme = [], None, "http"
     if tls:
@@ -150,18 +150,18 @@ def test_a_crowd_does_not_keep_the_hub_from_a_silo(files, count, tls, tmp_path):
             command("serve", tmp_path / "hub", "--port", port, *keys, files=files)
         )
         wait_until(lambda: listens(port))
-        held = crowd(stack, port, count, unchecked_context() if tls else None)
-        assert len(held) > count // 2
+        connections = crowd(stack, port, count, unchecked_context() if tls else None)
+        assert len(connections) > count // 2
         dialer = Dialer(silo, f"{scheme}://127.0.0.1:{port}", ca)
         begin = time.monotonic()
         assert dialer.round() == "" and time.monotonic() - begin < 5.0
         check_ends(hub, signal.SIGTERM)
 
 
-# ---- answers that are none -----------------------------------------------------------------------
+# ---- false answers -------------------------------------------------------------------------------
 
 OK = b"HTTP/1.1 200 OK\r\n"
-#: What a false hub sends at once, and what it sends again and again.
+#: What a false hub sends at once, and what it then repeats (None: it ends the answer).
 ANSWERS = {
     "nothing": (b"", b""),
     "dripping status": (b"HTTP/1.1 200", b" "),
@@ -184,7 +184,7 @@ ANSWERS = {
 }
 
 
-class False_:
+class FalseServer:
     """A server that answers every connection with the same bytes."""
 
     def __init__(self, answer, bind=("127.0.0.1", 0), family=socket.AF_INET):
@@ -222,7 +222,7 @@ class False_:
                     threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection):
-        """Send the bytes of the test, once or again and again."""
+        """Send the first bytes; then repeat the other bytes, or end the answer if they are None."""
         with suppress(OSError):
             connection.settimeout(1.0)
             connection.recv(1 << 16)
@@ -238,7 +238,7 @@ class False_:
 def test_no_answer_of_a_hub_ends_or_blocks_a_silo(kind, monkeypatch):
     monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     silo = federation.Federation(federation.deployed()).processes["silo0"]
-    with False_(ANSWERS[kind]) as hub:
+    with FalseServer(ANSWERS[kind]) as hub:
         begin = time.monotonic()
         trouble = Dialer(silo, f"http://127.0.0.1:{hub.port}").round()
         assert time.monotonic() - begin < 3.0
@@ -250,7 +250,7 @@ def test_no_answer_of_a_hub_ends_or_blocks_a_silo(kind, monkeypatch):
 def test_a_handshake_that_drips_is_given_up(monkeypatch):
     monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     silo = federation.Federation(federation.deployed()).processes["silo0"]
-    with False_((b"\x16\x03\x03\x10\x00\x02\x00\x0f", b"\x00")) as hub:
+    with FalseServer((b"\x16\x03\x03\x10\x00\x02\x00\x0f", b"\x00")) as hub:
         begin = time.monotonic()
         assert "no complete answer" in Dialer(silo, f"https://127.0.0.1:{hub.port}").round()
         assert time.monotonic() - begin < 3.0
@@ -261,7 +261,7 @@ def test_no_answer_of_a_socket_ends_or_blocks_its_client(kind, monkeypatch, tmp_
     monkeypatch.setattr(calls, "REQUEST_SECONDS", 1.0)
     monkeypatch.setattr(flower, "MAX_MESSAGE_BYTES", 1 << 20)
     path = str(tmp_path / "s")
-    with False_(ANSWERS[kind], path, socket.AF_UNIX):
+    with FalseServer(ANSWERS[kind], path, socket.AF_UNIX):
         begin = time.monotonic()
         with pytest.raises(InputError):
             flower.carry(path, [])
@@ -341,14 +341,14 @@ def test_a_crowd_does_not_block_a_socket(tmp_path, capfd):
     with ExitStack() as stack:
         application = Application(silo, path)
         stack.enter_context(serving(application))
-        held = []
+        connections = []
         for k in range(300):
             connection = dial(stack, path)
             connection.sendall(list(UNFINISHED.values())[k % 3])
-            held.append(connection)
+            connections.append(connection)
         begin = time.monotonic()
         assert Client(path).call("decide", actions=ROWS, subject="ada")["learns"]
-        assert time.monotonic() - begin < 5.0 and closed(held[0])
+        assert time.monotonic() - begin < 5.0 and closed(connections[0])
         assert len(application.connections) <= 256 and threading.active_count() < 20
     assert capfd.readouterr().err == ""
 
@@ -359,12 +359,12 @@ def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
     silo, path = federation.Federation(federation.deployed()).processes["silo0"], tmp_path / "s"
     with ExitStack() as stack:
         if kind in ("metrics", "page"):
-            of = Metrics if kind == "metrics" else StatusPage
-            stack.enter_context(serving(server := of(silo, 0)))
+            server_class = Metrics if kind == "metrics" else StatusPage
+            stack.enter_context(serving(server := server_class(silo, 0)))
             connection = stack.enter_context(socket.create_connection(server.server_address, 10))
         else:
-            of = {"application": Application, "courier": flower.Courier}[kind]
-            stack.enter_context(serving(of(silo, path)))
+            server_class = {"application": Application, "courier": flower.Courier}[kind]
+            stack.enter_context(serving(server_class(silo, path)))
             connection = dial(stack, path)
         connection.sendall(b"POST /status HTTP/1.1\r\n")
         begin = time.monotonic()
@@ -376,13 +376,13 @@ def test_a_request_that_drips_is_ended(kind, tmp_path, monkeypatch, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("of", [Application, flower.Courier])
-def test_a_path_that_is_too_long_for_a_socket_is_a_sentence(of, tmp_path):
+@pytest.mark.parametrize("server_class", [Application, flower.Courier])
+def test_a_path_that_is_too_long_for_a_socket_is_refused_in_a_sentence(server_class, tmp_path):
     silo = federation.Federation(federation.deployed()).processes["silo0"]
     home = tmp_path / ("x" * 100)
     home.mkdir()
     with pytest.raises(InputError, match=r"the system allows \d+: use a folder with a shorter"):
-        of(silo, home / "silo.sock")
+        server_class(silo, home / "silo.sock")
 
 
 # ---- proxies -------------------------------------------------------------------------------------
@@ -390,7 +390,10 @@ def test_a_path_that_is_too_long_for_a_socket_is_a_sentence(of, tmp_path):
 
 def test_a_proxy_is_used_for_https_alone(monkeypatch):
     silo = federation.Federation(federation.deployed()).processes["silo0"]
-    with False_((b"HTTP/1.1 403 no\r\n\r\n", None)) as proxy, False_(ANSWERS["status"]) as hub:
+    with (
+        FalseServer((b"HTTP/1.1 403 no\r\n\r\n", None)) as proxy,
+        FalseServer(ANSWERS["status"]) as hub,
+    ):
         for name in ("http_proxy", "all_proxy", "https_proxy"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
         monkeypatch.delenv("no_proxy", raising=False)
@@ -409,8 +412,8 @@ def test_a_proxy_is_used_for_https_alone(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("kind", ["nothing", "dripping body", "continue for ever"])
 def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
-    parties(tmp_path)
-    with False_(ANSWERS[kind]) as hub, ExitStack() as stack:
+    make_folders(tmp_path)
+    with FalseServer(ANSWERS[kind]) as hub, ExitStack() as stack:
         silo = stack.enter_context(
             command("silo", tmp_path / "a", "--hub", f"http://127.0.0.1:{hub.port}")
         )
@@ -419,13 +422,13 @@ def test_a_signal_ends_a_silo_whatever_the_hub_does(kind, number, tmp_path):
         dial(stack, tmp_path / "a" / "silo.sock").sendall(b"POST /")
         decision = client.call("decide", actions=ROWS)
         check_ends(silo, number)
-    # Durable, and the files were closed.
+    # The decision is durable, and the files were closed.
     assert decision["id"] in folders.opened(tmp_path / "a").party.decisions
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_path):
-    parties(tmp_path)
+    make_folders(tmp_path)
     port, path = free_port(), tmp_path / "courier"
     with ExitStack() as stack:
         hub = stack.enter_context(command("serve", tmp_path / "hub", "--port", port))
@@ -438,7 +441,7 @@ def test_a_signal_ends_a_courier_and_a_hub_with_open_connections(number, tmp_pat
         check_ends(silo, number)
 
 
-LONG = """
+LONG_WORK = """
 import sys, time
 from fastfed.cli import cli, deploy
 from fastfed.deployment import process
@@ -451,24 +454,24 @@ cli()
 """
 
 
-@pytest.mark.parametrize("what", ["silo", "serve"])
-def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
+@pytest.mark.parametrize("role", ["silo", "serve"])
+def test_a_signal_ends_a_party_in_the_middle_of_long_work(role, tmp_path):
     """The work holds the party's lock for a minute."""
-    parties(tmp_path)
+    make_folders(tmp_path)
     port = free_port()
-    folder = tmp_path / ("a" if what == "silo" else "hub")
-    more = ["--hub", f"http://127.0.0.1:{port}"] if what == "silo" else ["--port", str(port)]
+    folder = tmp_path / ("a" if role == "silo" else "hub")
+    more = ["--hub", f"http://127.0.0.1:{port}"] if role == "silo" else ["--port", str(port)]
     with ExitStack() as stack:
         errors = folder / "errors"
         child = stack.enter_context(
             subprocess.Popen(
-                [sys.executable, "-P", "-c", LONG, what, str(folder), *more],
+                [sys.executable, "-P", "-c", LONG_WORK, role, str(folder), *more],
                 stderr=stack.enter_context(open(errors, "w")),
             )
         )
         child.errors = errors
         stack.callback(child.kill)
-        if what == "serve":
+        if role == "serve":
             wait_until(lambda: listens(port))
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
             connection.sendall(HEAD + b"content-length: 1\r\n\r\nx")
@@ -476,21 +479,21 @@ def test_a_signal_ends_a_party_in_the_middle_of_long_work(what, tmp_path):
         check_ends(child, signal.SIGTERM)
 
 
-STARTS = LONG.replace("process.Process.tick = slow", "process.Process.__init__ = slow")
+LONG_START = LONG_WORK.replace("process.Process.tick = slow", "process.Process.__init__ = slow")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_party_that_still_starts(number, tmp_path):
-    parties(tmp_path)
+    make_folders(tmp_path)
     folder = tmp_path / "hub"
-    command = [sys.executable, "-P", "-c", STARTS.replace("sys.argv[2]", repr(str(folder)))]
+    command = [sys.executable, "-P", "-c", LONG_START.replace("sys.argv[2]", repr(str(folder)))]
     with subprocess.Popen([*command, "serve", folder], stderr=subprocess.PIPE, text=True) as child:
         wait_until(lambda: (folder / "busy").exists())
         child.send_signal(number)
         assert child.wait(5) == 0 and not child.stderr.read()
 
 
-ELSEWHERE = LONG.replace(
+SIGNAL_IN_ANOTHER_THREAD = LONG_WORK.replace(
     "time.sleep(60)",
     "import signal, threading\n    time.sleep(1)\n"
     "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n    time.sleep(60)",
@@ -499,25 +502,17 @@ ELSEWHERE = LONG.replace(
 
 def test_a_signal_that_another_thread_receives_ends_a_party(tmp_path):
     """The system may deliver a signal to any thread, for example right after SIGCONT."""
-    parties(tmp_path)
+    make_folders(tmp_path)
     folder = tmp_path / "a"
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        ELSEWHERE,
-        "silo",
-        str(folder),
-        "--hub",
-        "http://[::1]:9",
-    ]
+    arguments = ["silo", str(folder), "--hub", "http://[::1]:9"]
+    command = [sys.executable, "-P", "-c", SIGNAL_IN_ANOTHER_THREAD, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.wait(30) == 0
         printed = child.stderr.read()
         assert printed.startswith("a, silo of ") and len(printed.splitlines()) == 3, printed
 
 
-IN_A_LOCK = LONG.replace(
+IN_A_LOCK = LONG_WORK.replace(
     "process.Process.tick = slow",
     """
 import os, signal, threading
@@ -537,7 +532,7 @@ threading.Condition._acquire_restore = interrupted
 
 def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
     """An exception at this moment would release the lock twice and end the party with code 1."""
-    parties(tmp_path)
+    make_folders(tmp_path)
     arguments = ["silo", str(tmp_path / "a"), "--hub", "http://[::1]:9"]
     command = [sys.executable, "-P", "-c", IN_A_LOCK, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
@@ -545,15 +540,16 @@ def test_a_signal_while_the_main_thread_acquires_a_lock_ends_a_party(tmp_path):
         assert child.wait(30) == 0 and "Traceback" not in printed, printed
 
 
-CLOSES = LONG.replace(
+LONG_CLOSE = LONG_WORK.replace(
     "process.Process.tick = slow", "process.Process.close = lambda self: time.sleep(60)"
 )
 
 
 def test_a_signal_ends_a_party_whose_files_cannot_be_closed_in_time(tmp_path):
-    parties(tmp_path)
+    make_folders(tmp_path)
     folder = tmp_path / "a"
-    command = [sys.executable, "-P", "-c", CLOSES, "silo", str(folder), "--hub", "http://[::1]:9"]
+    arguments = ["silo", str(folder), "--hub", "http://[::1]:9"]
+    command = [sys.executable, "-P", "-c", LONG_CLOSE, *arguments]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
         wait_until(lambda: (folder / "silo.sock").exists())
         child.send_signal(signal.SIGTERM)

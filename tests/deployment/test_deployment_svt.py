@@ -48,10 +48,10 @@ def test_a_plan_file_says_what_it_protects_and_opens_again():
         "replace",
     )
     assert experts.OWN_PERIOD_CONDITION in certificate.conditions
-    again = plans.load(plan.as_bytes())
-    assert again.digest == plan.digest and again.executed == plan.executed
-    every = plans.compile_plan(spec(phase_length=1, horizon=5))
-    assert every.plan.release_rounds == (1, 2, 3, 4)
+    loaded = plans.load(plan.as_bytes())
+    assert loaded.digest == plan.digest and loaded.executed == plan.executed
+    shortest_phases = plans.compile_plan(spec(phase_length=1, horizon=5))
+    assert shortest_phases.plan.release_rounds == (1, 2, 3, 4)
 
 
 def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
@@ -67,11 +67,11 @@ def test_a_plan_whose_numbers_are_not_those_of_its_certificate_is_refused():
 
 
 @pytest.mark.parametrize("switches", [3, 60])
-def test_one_charge_covers_a_loss_of_whichever_exchange(switches):
+def test_one_charge_covers_a_loss_of_any_exchange(switches):
     exchanges.check_one_charge(plan_of(switches=switches), 0.97)
 
 
-def test_deployed_parties_make_the_bits_of_client_and_server():
+def test_deployed_parties_compute_the_same_bits_as_client_and_server():
     plan, noise = plan_of(epsilon=20.0), SeededNoise(7)
     p = plan.plan
     first = experts.first_expert(plan.digest, 3)
@@ -96,7 +96,7 @@ def test_deployed_parties_make_the_bits_of_client_and_server():
         for i, client in enumerate(clients):
             party = deployment.processes[f"silo{i}"].party
             assert np.array_equal(party.model.theta, client.x)
-            # Another expert than the first is the best one.
+            # The best expert is not the first one.
             loss = rng.uniform(-0.1, 1.1, 3)
             loss[(first + 1) % 3] = 0.0
             client.observe(loss)
@@ -123,13 +123,16 @@ def test_the_last_expert_is_the_first_of_a_plan_that_goes_on():
     all_releases(0, plan=plan, deployment=new)
     assert silo.model.release == plan.plan.releases
     exchanges.check_together(deployment, plan, new, SAME_PEOPLE)
-    fresh, alone = exchanges.extended_federation(deployment, system, fresh=True)
+    fresh, unrelated = exchanges.extended_federation(deployment, system, fresh=True)
     first = experts.first_expert(fresh.digest, 3)
-    assert alone.processes["hub"].party._server._expert == first
+    assert unrelated.processes["hub"].party._server._expert == first
 
 
-def all_releases(late, last=LOSSES, plan=None, deployment=None):
-    """Return all releases; losses of silo1's first decision arrive in period ``late`` (from 0)."""
+def all_releases(late, late_losses=LOSSES, plan=None, deployment=None):
+    """Make all releases, and return the deployment.
+
+    The losses of silo1's first decision arrive in period ``late`` (from 0).
+    """
     plan = plan_of() if plan is None else plan
     deployment = federation.Federation(plan) if deployment is None else deployment
     deployment.settle()
@@ -140,7 +143,7 @@ def all_releases(late, last=LOSSES, plan=None, deployment=None):
             if (name, k) == ("silo1", 0):
                 waiting, *ids = ids
             if (name, k) == ("silo1", late):
-                deployment.processes[name].losses(waiting, last)
+                deployment.processes[name].losses(waiting, late_losses)
             for each in ids:
                 deployment.processes[name].losses(each, LOSSES)
         deployment.now = float(close)
@@ -156,12 +159,12 @@ def test_a_loss_enters_the_exchange_of_its_own_round_or_none():
     assert np.allclose(sums[0] - sums[1], LOSSES)
 
 
-def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none():
+def test_noise_depends_on_all_sums_so_far_but_the_first_threshold_on_none():
     """Compare the keys of all draws of three runs; only the third has other first losses."""
     keys = []
 
     class Watched(SparseHub):
-        """Records the data that the noise hides, for each number that is drawn."""
+        """A hub that notes silo, node and key of each draw of noise."""
 
         def _make_server(self, noise):
             draws = []
@@ -207,7 +210,7 @@ def test_noise_is_a_function_of_all_sums_so_far_and_the_first_threshold_of_none(
 
 
 @pytest.mark.parametrize("bad_value", [math.nan, -0.5, 9.1, 0.1 + 2.0**-54])
-def test_sums_that_no_losses_have_are_refused(bad_value):
+def test_sums_that_no_losses_can_have_are_refused(bad_value):
     plan = plan_of()
     hub = hub_of(plan, federation.secret("hub"))
     actual = federation.sealed_report(plan, 0, 1, np.array([bad_value, 0.0, 0.0]))
@@ -232,7 +235,7 @@ def test_any_schedule_of_kills_and_restores_ends_in_one_model():
     assert len({w.reports.get(("silo0", 1)) for w in worlds}) > 10
 
 
-def test_a_hub_that_is_put_back_opens_the_same_sets_and_plays_the_same_experts():
+def test_a_restored_hub_opens_the_same_sets_and_plays_the_same_experts():
     worlds = exchanges.schedules_with_the_hub_put_back(spec(), range(5), KINDS, ExpertWorld)
     assert sum(w.hub_restores for w in worlds) > 10 and sum(w.behind for w in worlds) > 0
 

@@ -123,10 +123,10 @@ class Site:
         return Client(self.home / name / folders.SOCKET).call("status")
 
     def until(self, name, condition):
-        """Wait until the status of a party meets a condition, and return it."""
-        last = time.monotonic() + PATIENCE
+        """Wait until the status of a party meets a condition, and return the status."""
+        deadline = time.monotonic() + PATIENCE
         status = None
-        while time.monotonic() < last:
+        while time.monotonic() < deadline:
             with suppress(OSError, InputError):
                 status = self.status(name)
                 if condition(status):
@@ -137,9 +137,9 @@ class Site:
     def patient(self, name):
         """Make one decision of a silo and report its reward."""
         client = Client(self.home / name / folders.SOCKET)
-        last = time.time() + PATIENCE
+        deadline = time.time() + PATIENCE
         rows = [[0.1, 0.2, 0.3], [0.3, -0.2, 0.1]]
-        decision = demo.repeat_until(lambda: client.call("decide", actions=rows), last)
+        decision = demo.repeat_until(lambda: client.call("decide", actions=rows), deadline)
         client.call("reward", id=decision["id"], reward=0.5)
         return decision
 
@@ -236,7 +236,7 @@ def test_hub_and_helper_are_both_lost(lost, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_party_of_another_plan_is_told_so_and_stops_nobody(tmp_path, monkeypatch):
+def test_a_party_of_another_plan_is_refused_and_stops_nobody(tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     with site(tmp_path / "one", monkeypatch) as one:
@@ -336,7 +336,7 @@ def test_parties_with_a_tenth_of_a_processor_are_slow_and_nothing_else(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_party_that_is_killed_for_its_memory_goes_on_when_it_has_some(tmp_path, monkeypatch):
+def test_a_party_that_is_killed_for_its_memory_goes_on_with_more_memory(tmp_path, monkeypatch):
     """With half of the needed memory, the kernel kills the party at its start or later."""
     with (
         group("memory", "small", limit_in_bytes=40 << 20) as small,

@@ -27,16 +27,16 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def leaves(value, path=()):
-    """Yield paths of everything in plain data that is not a list or table with something in it."""
+def places_in(value, path=()):
+    """Yield the path of each value in plain data, and of each list and table that holds values."""
     items = ()
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     for key, each in items:
-        yield from leaves(each, (*path, key))
-    # A whole list or table is attacked as well as what is in it.
+        yield from places_in(each, (*path, key))
+    # A list or table is attacked as a whole, and so is each value in it.
     yield path
 
 
@@ -59,7 +59,7 @@ def attacks(kind):
     """Yield (path, number of the hostile value, changed bytes) for every field of a plan."""
     plan = federation_of_all.plan(kind)
     plain = msgspec.msgpack.decode(plans.spelled(plan.document))
-    for path in leaves(plain):
+    for path in places_in(plain):
         for number, new in enumerate(HOSTILE):
             yield path, number, changed(plain, path, new)
 
@@ -76,7 +76,7 @@ def check(plan, path, data):
     assert certified.status == "proven" and certified.exact == plan.certificate.exact, path
     assert compiled_plan.certificate.model == certified.model == plan.certificate.model, path
     assert compiled_plan.certificate.conditions == certified.conditions, path
-    # Without the helper sums are under masks, and the conditions say so.
+    # Without the helper, sums are under masks, and the conditions say so.
     assert (
         certified.conditions == plan.certificate.conditions or compiled_plan.shared != plan.shared
     ), path
@@ -89,11 +89,11 @@ def check(plan, path, data):
 @pytest.mark.parametrize("kind", federation_of_all.KINDS)
 def test_no_hostile_value_in_a_plan_file_is_executed(kind, request):
     plan = federation_of_all.plan(kind)
-    every = request.config.getoption("-m") != "not slow"
+    all_values = request.config.getoption("-m") != "not slow"
     tried = accepted = 0
     for path, number, data in attacks(kind):
-        # The ordinary tests take a quarter of the values for each place, not the same for all.
-        if every or (number + len(str(path))) % 4 == 0:
+        # Ordinary tests take a quarter of the values for each place, not the same one everywhere.
+        if all_values or (number + len(str(path))) % 4 == 0:
             tried += 1
             accepted += check(plan, path, data)
     assert tried > 500 and accepted < 0.1 * tried
@@ -102,7 +102,7 @@ def test_no_hostile_value_in_a_plan_file_is_executed(kind, request):
 def test_every_field_of_a_document_is_attacked():
     """Compare the attacked fields by name with the fields of a document."""
     plain = msgspec.msgpack.decode(plans.spelled(federation_of_all.plan("silo-ldp").document))
-    paths = set(leaves(plain))
+    paths = set(places_in(plain))
     assert {(i,) for i in range(len(plain))} <= paths
     document = plans.Document.__struct_fields__
     for name in federation_of_all.plan("silo-ldp").document.numbers:
@@ -115,7 +115,7 @@ def test_every_field_of_a_document_is_attacked():
 
 
 def messages(deployment):
-    """Return a true message of each kind, and who takes it."""
+    """Return an honest message of each kind to each receiver, by (kind, receiver)."""
     plan, hub = deployment.plan, deployment.processes["hub"].party
     collected = {}
     for name, process in deployment.processes.items():
@@ -137,15 +137,15 @@ def messages(deployment):
 def test_no_hostile_value_in_a_message_changes_a_party(kind):
     """Put hostile values in every field of every message, signed again by its sender."""
     deployment = federation_of_all.federation_of(kind)
-    true = messages(deployment)
-    assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in true}
+    honest_messages = messages(deployment)
+    assert {"join", "report", "seen", "news", "receipt"} <= {each for each, _ in honest_messages}
     tried = accepted = 0
-    for (what, receiver), data in true.items():
+    for (message_kind, receiver), data in honest_messages.items():
         party = deployment.processes[receiver].party
         envelope = msgspec.msgpack.decode(data)
         body = msgspec.msgpack.decode(envelope[5])
         sender = Identity(federation.secret(envelope[3]))
-        places = [("body", path) for path in leaves(body)]
+        places = [("body", path) for path in places_in(body)]
         places += [("envelope", (i,)) for i in range(7)]
         for part, path in places:
             for new in HOSTILE:
@@ -154,17 +154,17 @@ def test_no_hostile_value_in_a_message_changes_a_party(kind):
                     plain[5] = encoded(changed(body, path, new))
                 else:
                     plain = changed(plain, path, new)
-                kept = part == "envelope" and path == (6,)
-                signed = encoded(plain) if kept else resigned(plain, sender)
+                is_signature = part == "envelope" and path == (6,)
+                signed = encoded(plain) if is_signature else resigned(plain, sender)
                 before = party.status() if hasattr(party, "status") else dict(party.answers)
                 tried += 1
                 try:
                     step = party.handle(signed, deployment.now)
                 except InputError:
                     continue
-                # The message is known, repeated or a poll: the party writes nothing but a note.
-                kinds_of = {getattr(write, "kind", "charge") for write in step.writes}
-                assert kinds_of <= {"alarm"}, (what, receiver, part, path, new)
+                # The message is known, repeated or a poll: the party writes nothing but an alarm.
+                written_kinds = {getattr(write, "kind", "charge") for write in step.writes}
+                assert written_kinds <= {"alarm"}, (message_kind, receiver, part, path, new)
                 accepted += 1
                 after = party.status() if hasattr(party, "status") else dict(party.answers)
                 assert finite(after) and before.keys() == after.keys()

@@ -54,30 +54,30 @@ def test_no_record_keeps_a_release_from_being_made(kind):
     plan = plan_mutations.load(sealed(fields))
     if plan is None:
         return
-    federation_made = federation.Federation(plan)
-    federation_made.settle()
+    deployment = federation.Federation(plan)
+    deployment.settle()
     with contextlib.suppress(ValueError), np.errstate(all="ignore"):
         for name in plan.silos:
-            federation_made.now = 1090.0
-            process = federation_made.processes[name]
+            deployment.now = 1090.0
+            process = deployment.processes[name]
             process.reward(process.decide([[1.0, 0.0]]).id, 0.5)
-        federation_made.now = 1100.0
-        federation_made.settle()
-    assert len(federation_made.processes["hub"].party.broadcasts) == 1
+        deployment.now = 1100.0
+        deployment.settle()
+    assert len(deployment.processes["hub"].party.broadcasts) == 1
 
 
 # ---- the second account --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("release", ["tree", "factorised", "toeplitz", "honaker", "buffered"])
-def test_the_second_account_is_the_first_but_for_rounding(release):
+def test_the_second_account_equals_the_first_up_to_rounding(release):
     plan = federation.deployed(system={"batch_size": 2, "release": release})
     exact = plan.certificate.exact
     actual = gaussian_epsilon(linear_mu(plan.executed), exact.delta)
     assert exact.epsilon * (1 - 1e-7) < actual < exact.epsilon * (1 + 1e-8)
 
 
-def test_the_worst_pair_of_records_is_that_of_the_closed_forms():
+def test_the_mu_of_the_worst_pair_of_records_equals_the_closed_forms():
     def mu(stds, relation="replace"):
         return worst_mu(stds, (1.0, 0.0, 1.0, 0.0, 0.0, 2), ((1.0, 1.0, 1.0),), relation)
 
@@ -98,8 +98,8 @@ def plan_with(plan, /, **parts):
     return changed_plan
 
 
-def believed(kind, change, **parts):
-    """Return a changed file, and the plan of a loader that does not compare the numbers.
+def changed_file_and_plan(kind, change, **parts):
+    """Return a changed file, and the plan that a loader without a check of the numbers returns.
 
     `parts` are attributes of the plan; its certificate stays that of the honest file.
     """
@@ -112,7 +112,7 @@ def believed(kind, change, **parts):
 
 
 def halved(kind):
-    """Return a file with half of the noise, under the certificate of all of it."""
+    """Return a file with half of the noise, and its plan with the certificate of the full noise."""
 
     def change(fields):
         """Halve all standard deviations of the noise."""
@@ -123,7 +123,7 @@ def halved(kind):
 
     executed = federation_of_all.plan(kind).executed
     executed = dataclasses.replace(executed, noise_std=executed.noise_std.times(0.5))
-    return believed(kind, change, plan=executed, executed=executed)
+    return changed_file_and_plan(kind, change, plan=executed, executed=executed)
 
 
 def objection(monkeypatch, data, plan):
@@ -192,20 +192,21 @@ def test_other_exceptions_changed_files_and_second_keys_are_caught(monkeypatch, 
     data = federation_of_all.plan("silo-ldp").as_bytes()
     assert "failed with KeyError" in objection(monkeypatch, data, KeyError("x"))
 
-    def writes():
+    def change_a_file():
         """Change the file before refusing it."""
         (tmp_path / "plan").write_text("seen")
         raise InputError("no")
 
-    assert "changes files" in objection(monkeypatch, data, writes)
+    assert "changes files" in objection(monkeypatch, data, change_a_file)
 
-    def twice(fields):
+    def share_a_key(fields):
+        """Give the second silo the signing key of the first."""
         fields[AT["silos"]][1][1] = fields[AT["silos"]][0][1]
 
     plan = federation_of_all.plan("silo-ldp")
     silos = list(plan.document.silos)
     silos[1] = msgspec.structs.replace(silos[1], sign=silos[0].sign)
-    data, plan = believed("silo-ldp", twice)
-    read = msgspec.structs.replace(plan.document, silos=tuple(silos))
-    plan = plan_with(plan, document=read)
+    data, plan = changed_file_and_plan("silo-ldp", share_a_key)
+    document_read = msgspec.structs.replace(plan.document, silos=tuple(silos))
+    plan = plan_with(plan, document=document_read)
     assert "two parties have one signing key" in objection(monkeypatch, data, plan)

@@ -56,7 +56,7 @@ def word(rng: random.Random, text: str) -> str:
     return padded(rng, unicodedata.normalize(rng.choice(["NFC", "NFD"]), text))
 
 
-def written(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, Any]]:
+def spelled_table(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, Any]]:
     """Return records, a table with these records, and the declaration of the table's source."""
     delimiter = rng.choice(",;\t|")
     mark = "," if delimiter == ";" and rng.random() < 0.5 else "."
@@ -89,11 +89,11 @@ def written(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, 
         )
         if rng.random() < 0.1:
             lines.append(rng.choice([[], [""] * len(order), [" "] * len(order)]))
-    out = io.StringIO()
+    file = io.StringIO()
     quoting = rng.choice([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])
     ending = rng.choice(["\n", "\r\n"])
-    csv.writer(out, delimiter=delimiter, quoting=quoting, lineterminator=ending).writerows(lines)
-    data = (rng.choice(["", "\ufeff"]) + out.getvalue()).encode()
+    csv.writer(file, delimiter=delimiter, quoting=quoting, lineterminator=ending).writerows(lines)
+    data = (rng.choice(["", "\ufeff"]) + file.getvalue()).encode()
     data = rng.choice([bytes, bytes, gzip.compress, bz2.compress, lzma.compress])(data)
     return truth, data, {"decimal": mark, "columns": {"age": names["age"]}, "subject": "who"}
 
@@ -101,7 +101,7 @@ def written(rng: random.Random) -> tuple[list[dict[str, Any]], bytes, dict[str, 
 def check(seed: int) -> None:
     """Write random records in a random spelling, and check that both readers recover them."""
     rng = random.Random(seed)
-    truth, data, source = written(rng)
+    truth, data, source = spelled_table(rng)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / rng.choice(["t.csv", "table", "t.txt"])
         path.write_bytes(data)

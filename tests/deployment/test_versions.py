@@ -81,7 +81,7 @@ def test_a_plan_and_a_model_of_an_earlier_version_say_the_same(running):
         assert document["certificate"][key] == stored_model["certificate"][key], key
 
 
-def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
+def test_a_plan_of_an_earlier_version_keeps_its_ranking(running):
     plan = plans.load(running / "plan")
     keys = plan.document.keys
     assert "sieve" not in keys and "saturation" not in keys and "tie_bonus" in keys
@@ -103,7 +103,7 @@ def test_a_plan_of_an_earlier_version_has_the_ranking_of_then(running):
         assert model.select(x)[0] == scores.argmax()
 
 
-#: Keys that a plan file of the earlier version could hold, and (ranking, sieve_growth) of today.
+#: Keys that a plan file of the earlier version could hold, and their (ranking, sieve_growth) now.
 EARLIER = {
     "largest bound": ({"sieve": 1.0}, (1.0, 0.0)),
     "tied": ({"tie_bonus": 0.5}, (0.5, 0.0)),
@@ -114,28 +114,32 @@ EARLIER = {
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central", "shuffle-vector", "secure-sum"])
 @pytest.mark.parametrize("name", EARLIER)
-def test_a_plan_file_with_the_keys_of_then_is_loaded(name, protocol):
-    """The plan has the noise of the earlier version, with unsaturated factors and other batches."""
+def test_a_plan_file_with_the_keys_of_an_earlier_version_is_loaded(name, protocol):
+    """The plan has the noise and account of a new plan with that version's factor and batches."""
     keys, ranking = EARLIER[name]
     vector = protocol == "shuffle-vector"
     batches = {"batch_size": "growing", "batch_first": 3, "batch_ratio": 1.2} if vector else {}
-    today = federation.deployed(protocol, system={**keys, **batches, "saturation": 0.0})
-    document = today.document
-    then = {k: v for k, v in document.keys.items() if k not in ("sieve", "saturation")}
+    new_plan = federation.deployed(protocol, system={**keys, **batches, "saturation": 0.0})
+    document = new_plan.document
+    old_keys = {k: v for k, v in document.keys.items() if k not in ("sieve", "saturation")}
     if vector:
-        then["batch_first"] = then["batch_ratio"] = None
+        old_keys["batch_first"] = old_keys["batch_ratio"] = None
     numbers = {k: v for k, v in document.numbers.items() if k not in plans.codec.ADDED_NUMBERS}
-    numbers |= {"bonus": then["bonus"], "tie_bonus": then["tie_bonus"], "allowance": [1.0, 2.0]}
-    changed = msgspec.structs.replace(document, keys=then, numbers=numbers)
+    numbers |= {
+        "bonus": old_keys["bonus"],
+        "tie_bonus": old_keys["tie_bonus"],
+        "allowance": [1.0, 2.0],
+    }
+    changed = msgspec.structs.replace(document, keys=old_keys, numbers=numbers)
     data = msgspec.msgpack.encode([plans.spelled(changed), {}])
     loaded = plans.load(data)
     assert (loaded.plan.ranking, loaded.plan.sieve_growth) == ranking
-    assert loaded.plan.widths == today.plan.widths
-    assert loaded.plan.release_rounds == today.plan.release_rounds
-    assert loaded.plan.noise_std == today.plan.noise_std
-    assert loaded.certificate.exact == today.certificate.exact
+    assert loaded.plan.widths == new_plan.plan.widths
+    assert loaded.plan.release_rounds == new_plan.plan.release_rounds
+    assert loaded.plan.noise_std == new_plan.plan.noise_std
+    assert loaded.certificate.exact == new_plan.certificate.exact
     # All parties sign the file of the earlier version, not a new file.
-    assert loaded.document == changed and loaded.digest != today.digest
+    assert loaded.document == changed and loaded.digest != new_plan.digest
     # An additional number is still refused.
     spoiled = msgspec.structs.replace(changed, numbers={**numbers, "radius.other": 1.0})
     with pytest.raises(InputError, match=r"radius\.other"):

@@ -159,7 +159,7 @@ def test_peaks_are_measured():
 
 
 def test_the_vector_case_has_the_tree_of_the_paper():
-    """T / B = 400 on both sides, so that a data point is encoded for 4.76 nodes on average."""
+    """Both experiments have T / B = 400, so a data point is encoded for 4.76 nodes on average."""
     (case,) = [c for c in CASES if c.name == "sphere-k100-d10-vector"]
     assert [e.curves[0].system.plan.releases for e in experiments_of(case)] == [400, 400]
 
@@ -201,11 +201,11 @@ AGENT_KEYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "system", ordinary_cases(AGENTS, lambda system: system in ("linucb", "linucb-ldp"))
 )
-def test_the_reference_of_an_agent_has_the_regret_of_ours(system, monkeypatch):
+def test_the_reference_of_an_agent_has_the_regret_of_fastfeds_agent(system, monkeypatch):
     """The mean difference of final regrets over 100 shared instances is near 0.
 
-    It is a Student t test with 99 degrees of freedom. |t| > 4.5 happens by chance for one seed in
-    5e4, for each of the five systems.
+    The check is a Student t test with 99 degrees of freedom. |t| > 4.5 happens by chance for one
+    seed in 5e4, for each of the five systems.
     """
     instances = 100
     experiment = agent_experiment(system, 200, **AGENT_KEYS[system])

@@ -63,7 +63,7 @@ def certificates(folder):
 
 
 def settings(folder):
-    """Return the lines of dask's configuration, as docs/clusters.md has them, for these files."""
+    """Return dask's configuration, as in docs/clusters.md, for the certificates of a folder."""
     each = {"cert": f"{folder}/cluster.pem", "key": f"{folder}/cluster.key"}
     return {
         "distributed.comm.require-encryption": True,
@@ -104,7 +104,7 @@ def test_a_run_over_tls_has_the_same_bits_and_strangers_are_refused(tmp_path, mo
         with dask.config.set(settings(folder)):
             fastfed.run(e, tmp_path / "tls", engine="dask", scheduler=address)
         monkeypatch.setattr(patience, 5.0)
-        # Without a certificate, with one by another authority, and in the clear.
+        # Refused are clients without a certificate, with one of another authority, and without TLS.
         refused = {"none": {}, "strangers": settings(strangers)}
         for name, config in refused.items():
             with dask.config.set(config), pytest.raises(fastfed.InputError) as error:

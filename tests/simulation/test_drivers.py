@@ -86,7 +86,7 @@ def test_drivers_agree_where_lambda_falls_to_zero(sizes):
 
 @pytest.mark.parametrize("lazy", [True, False])
 def test_drivers_agree_where_the_direct_radius_is_scaled(lazy):
-    """The multiplier scales both bonuses; epsilon is such that the second decides, too."""
+    """The multiplier scales both bonuses; epsilon is such that the second bonus matters, too."""
     sizes = {"silos": 2, "horizon": 60, "batch_size": 3, "lazy": lazy, "protocol": "silo-ldp"}
     e = experiment(Sphere(dimension=4, actions=30), sizes, epsilon=2.0, radius_multiplier=0.05)
     radius = e.curves[0].system.plan.radius
@@ -96,7 +96,7 @@ def test_drivers_agree_where_the_direct_radius_is_scaled(lazy):
 
 
 @pytest.mark.parametrize("release", ["honaker", "toeplitz", "buffered"])
-def test_drivers_agree_where_lambda_falls_in_part(release):
+def test_drivers_agree_where_lambda_falls_partly(release):
     """At the last release, which the last rounds use, lambda is neither 0 nor the full value."""
     keys = {"batch_size": 5, "lazy": False, "protocol": "silo-ldp", "release": release}
     sizes = {"silos": 2, "horizon": 24, **keys}

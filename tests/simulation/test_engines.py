@@ -339,9 +339,9 @@ def test_exceptions_of_an_environment_are_reported(engine, tmp_path, modules, cl
         'function = "faulty_for_workers:draw"\ndimension = 2\nactions = 1\n'
         '[[curve]]\nalgorithm = "fedlinucb"\nbatch_size = 3\n'
     )
-    where = ("--scheduler", cluster.scheduler_address) if engine == "dask" else ("--threads", 1)
+    options = ("--scheduler", cluster.scheduler_address) if engine == "dask" else ("--threads", 1)
     out = tmp_path / "out"
-    result = command("run", tmp_path / "s.toml", "-o", out, "--engine", engine, *where)
+    result = command("run", tmp_path / "s.toml", "-o", out, "--engine", engine, *options)
     assert result.exit_code == 1, result.output
     where = "in the environment's function (replicate 0, silo 0, round 3)"
     assert f"{where}: KeyError: 'no such user'" in result.stderr.splitlines()[-1]
@@ -496,9 +496,9 @@ def test_errors_about_a_scheduler_that_does_not_answer_are_one_sentence(tmp_path
 
 
 def test_clients_that_failed_are_closed():
-    """Check that they are not left to the garbage collector.
+    """Check that clients that failed are not left to the garbage collector.
 
-    It may run while another client starts, under that client's lock.
+    The collector may run while another client starts, under that client's lock.
     """
     distributed = pytest.importorskip("distributed")
     from fastfed.simulation.engines import dask

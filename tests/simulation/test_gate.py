@@ -128,12 +128,12 @@ def test_the_interval_contains_the_median():
     assert sum(not low <= 1.2 <= high for low, high in intervals) < 10
 
 
-def test_waiting_is_detected_where_it_is_in_every_run():
+def test_waiting_is_detected_if_every_run_of_head_waits():
     waiting = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.4))
     assert waits([[waiting] * 5] * 3)
     almost_waiting = Block((1.0, 1.0), (1.0, 1.0), (1.0, 1.1), (1.3, 1.1))
     assert not waits([[waiting] * 14 + [almost_waiting]])
-    # Where few runs get the processor at once, they may be runs of base.
+    # If few runs do not wait, these may all be runs of base by chance.
     busy_machine = Block((1.0, 1.0), (1.0, 1.0), (3.0, 2.0), (2.0, 5.0))
     assert not waits([[busy_machine] * 12 + [waiting] * 3])
 
@@ -201,8 +201,8 @@ def test_trees_hold_the_base_commit_and_the_checkout(repository, tmp_path):
 def test_the_default_base_is_where_the_branch_left_main(repository):
     def commit(*words: str) -> str:
         """Make an empty commit, and return its hash."""
-        own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-        builds.git(*own, "commit", "-q", "--allow-empty", "-m", *words, root=repository)
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+        builds.git(*identity, "commit", "-q", "--allow-empty", "-m", *words, root=repository)
         return builds.git("rev-parse", "HEAD", root=repository)
 
     first = builds.git("rev-parse", "HEAD", root=repository)
@@ -216,7 +216,7 @@ def test_the_default_base_is_where_the_branch_left_main(repository):
 
 @pytest.mark.parametrize("name", trials.PLANTS)
 def test_planted_slowdowns_apply_to_the_checkout(name):
-    """Then `gate.trials` can still show that the gate detects a slowdown."""
+    """Check that `gate.trials` can still plant this slowdown, which the gate must detect."""
     plant = trials.PLANTS[name]
     assert (builds.ROOT / plant.file).read_text().count(plant.before) == 1
     assert plant.workload in workloads.names()

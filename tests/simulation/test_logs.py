@@ -33,7 +33,7 @@ def random_log(seed, rows=400):
     return [(a, int(draw.random() < MEANS[a]), CHANCES[a]) for a in actions]
 
 
-def written(folder, log, name="log.csv"):
+def write_log(folder, log, name="log.csv"):
     """Write a log of (action, reward, propensity), and return its path."""
     path = folder / name
     path.write_text("action,reward,propensity\n" + "".join(f"{a},{r},{p}\n" for a, r, p in log))
@@ -64,7 +64,7 @@ def best_action(train):
 
 
 def weighted(rows, chance):
-    """Return (value, standard error, self-normalised value) by loops."""
+    """Return (value, standard error, self-normalised value) of the policy ``chance(a)``."""
     terms = [chance(a) / p * r for a, r, p in rows]
     mean = sum(terms) / len(terms)
     variance = sum((t - mean) ** 2 for t in terms) / (len(terms) - 1)
@@ -79,14 +79,14 @@ def weighted(rows, chance):
 @pytest.mark.parametrize("top", [1, 2])
 def test_the_value_of_the_best_action_is_that_of_a_loop(tmp_path, seed, top):
     log = random_log(seed)
-    values = values_of(written(tmp_path, log), 200, top=top)
+    values = values_of(write_log(tmp_path, log), 200, top=top)
     train, test = log[:200], log[200:]
     order = sorted(range(3), key=lambda k: -sum(r for a, r, _ in train if a == k)
                    / (1.0 + sum(a == k for a, _, _ in train)))  # fmt: skip
     wanted = weighted(test, lambda a: (a in order[:top]) / top)
     row = values.rows[-1]
-    got = row.value.value, row.value.stderr, row.normalised.value
-    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+    actual = row.value.value, row.value.stderr, row.normalised.value
+    np.testing.assert_allclose(actual, wanted, rtol=1e-12)
     rows = {row.label: row.value.value for row in values.rows}
     assert rows[LOGGED] == pytest.approx(sum(r for _, r, _ in test) / 200, rel=1e-12)
     assert rows[UNIFORM] == pytest.approx(weighted(test, lambda a: 1 / 3)[0], rel=1e-12)
@@ -101,7 +101,7 @@ def test_estimates_are_unbiased(tmp_path):
         best = best_action(log[:60])
         if best is None:
             continue
-        row = values_of(written(tmp_path, log, f"{seed}.csv"), 60).rows[-1]
+        row = values_of(write_log(tmp_path, log, f"{seed}.csv"), 60).rows[-1]
         errors.append((row.value.value if row.value else 0.0) - MEANS[best])
     assert len(errors) > 90
     assert abs(np.mean(errors)) < 4 * np.std(errors) / math.sqrt(len(errors))
@@ -146,16 +146,16 @@ def test_features_silos_and_the_baseline_without_sharing(tmp_path):
         ]
         return float(np.mean(terms))
 
-    both = fitted(parts["north"][:150] + parts["south"][:150])
+    shared = fitted(parts["north"][:150] + parts["south"][:150])
     alone = {site: fitted(parts[site][:150]) for site in parts}
-    got = [row.value.value for row in values.rows[2:]]
-    assert got == pytest.approx([value(dict.fromkeys(parts, both)), value(alone)], abs=1e-9)
+    actual = [row.value.value for row in values.rows[2:]]
+    assert actual == pytest.approx([value(dict.fromkeys(parts, shared)), value(alone)], abs=1e-9)
 
 
 def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
     private = {"algorithm": "private-fedlinucb", "protocol": "central", "batch_size": 200}
     private |= {"epsilon": 0.5, "delta": 1e-3}
-    path = written(tmp_path, random_log(3))
+    path = write_log(tmp_path, random_log(3))
     values = values_of(path, 200, [private], replicates=6)
     row = values.rows[-1]
     assert row.noise_std > 0 and row.releases == 1
@@ -168,8 +168,8 @@ def test_replicates_differ_by_the_noise_and_the_row_is_their_mixture(tmp_path):
 
 def test_rewards_beyond_one_are_scaled_in_training_and_not_in_values(tmp_path):
     log = [(a, 5 * r, p) for a, r, p in random_log(1)]
-    values = values_of(written(tmp_path, log), 200, reward_range=[0, 5])
-    plain = values_of(written(tmp_path, random_log(1), "plain.csv"), 200)
+    values = values_of(write_log(tmp_path, log), 200, reward_range=[0, 5])
+    plain = values_of(write_log(tmp_path, random_log(1), "plain.csv"), 200)
     assert values.rows[-1].value.value == pytest.approx(5 * plain.rows[-1].value.value)
 
 
@@ -181,7 +181,7 @@ def test_lines_of_vowpal_wabbit_are_the_same_log_as_a_table(tmp_path):
     path = tmp_path / "log.vw"
     path.write_text("".join(f"{a + 1}:{-r}:{p} |\n" for a, r, p in log))
     vw = values_of(path, 200, format="vw", norm=1)
-    table = values_of(written(tmp_path, log), 200)
+    table = values_of(write_log(tmp_path, log), 200)
     assert [r.value for r in vw.rows] == [r.value for r in table.rows]
     gz = tmp_path / "log.vw.gz"
     gz.write_bytes(gzip.compress(path.read_bytes()))
@@ -191,7 +191,7 @@ def test_lines_of_vowpal_wabbit_are_the_same_log_as_a_table(tmp_path):
 def test_what_a_line_of_vowpal_wabbit_says(tmp_path):
     path = tmp_path / "log.vw"
     path.write_text("2:-1:0.25 'tag |user:2 age:0.4 old | plain:-1\n\n1:0:0.5 |\n")
-    # A blank line does not matter in the form of lines.
+    # A blank line does not matter if each line is a decision.
     first, second = read_vw(path)
     assert first.shared == {"user^age": 0.8, "user^old": 2.0, "plain": -1.0}
     assert (first.chosen, first.reward, first.propensity) == (2, 1.0, 0.25)
@@ -325,7 +325,7 @@ def test_open_bandit_logs_have_the_values_of_a_loop():
     ],
 )  # fmt: skip
 def test_mistakes_in_a_spec(tmp_path, keys, message):
-    path = written(tmp_path, random_log(0))
+    path = write_log(tmp_path, random_log(0))
     with pytest.raises(InputError, match=message):
         values_of(path, keys.pop("horizon", 200), **keys)
 
@@ -351,26 +351,26 @@ def test_mistakes_in_a_table(tmp_path, old, new, message):
 
 
 def test_propensities_that_do_not_fit_the_actions_are_noted(tmp_path):
-    right = Log(data=str(written(tmp_path, random_log(0)))).rounds(1)
+    right = Log(data=str(write_log(tmp_path, random_log(0)))).rounds(1)
     assert not any("do not fit" in note for note in right.notes)
     wrong = [(a, r, 0.9) for a, r, _ in random_log(0)]
-    actual = Log(data=str(written(tmp_path, wrong, "wrong.csv"))).rounds(1)
+    actual = Log(data=str(write_log(tmp_path, wrong, "wrong.csv"))).rounds(1)
     assert any("mean of 1 / propensity is 1.111, but 3 actions" in note for note in actual.notes)
 
 
 def test_a_log_cannot_be_simulated_for_its_regret(tmp_path):
-    log = Log(data=str(written(tmp_path, random_log(0))))
+    log = Log(data=str(write_log(tmp_path, random_log(0))))
     with pytest.raises(InputError, match="a log has no regret"):
         fastfed.simulate(log, "local-linucb", silos=1, horizon=10)
 
 
 def test_systems_without_a_server_are_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be trained on a log"):
-        values_of(written(tmp_path, random_log(0)), 100, [{"algorithm": "random"}])
+        values_of(write_log(tmp_path, random_log(0)), 100, [{"algorithm": "random"}])
 
 
 def test_the_command_prints_and_writes_the_values(tmp_path):
-    written(tmp_path, random_log(4))
+    write_log(tmp_path, random_log(4))
     spec = tmp_path / "s.toml"
     spec.write_text(
         'name = "shop"\nhorizon = 200\nsilos = 1\nreplicates = 1\n'
@@ -397,7 +397,7 @@ def test_a_policy_without_matching_rounds_or_rewards_has_no_interval(tmp_path):
     # Action 0 is the best in training and never taken, or never rewarded, afterwards.
     for later, rewarded in (([(1, 1, 0.5)] * 4, None), ([(0, 0, 0.5), (1, 0, 0.5)] * 2, 0)):
         log = [(0, 1, 0.5), (1, 0, 0.5)] * 2 + later
-        row = values_of(written(tmp_path, log), 4).rows[-1]
+        row = values_of(write_log(tmp_path, log), 4).rows[-1]
         if rewarded is None:
             assert row.value is None and row.normalised is None
         else:

@@ -189,9 +189,7 @@ def test_estimated_shapes_equal_those_of_the_state():
         plan = make(keys).curves[0].system.plan
         estimated_shapes = compiled.shapes(plan, 5)
         state = compiled.state(plan, 5, False)
-        arrays = {
-            own_name: value for own_name, value in state.items() if isinstance(value, np.ndarray)
-        }
+        arrays = {key: value for key, value in state.items() if isinstance(value, np.ndarray)}
         for name, values in arrays.items():
             if name in estimated_shapes:
                 assert (
@@ -202,8 +200,8 @@ def test_estimated_shapes_equal_those_of_the_state():
                 assert values.size <= max(plan.silos, 3 * len(plan.regularizer), 500), name
         if plan.trigger is not None:
             trigger = {
-                own_name: value
-                for own_name, value in state["trigger"].items()
+                key: value
+                for key, value in state["trigger"].items()
                 if isinstance(value, np.ndarray)
             }
             assert set(trigger) == set(compiled.trigger_shapes(plan))

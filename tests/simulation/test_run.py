@@ -604,7 +604,7 @@ def real_records(tmp_path, **keys):
 
 
 def test_reports_on_real_records_begin_with_what_no_certificate_covers(tmp_path):
-    """The report, the table and the certificates all say it, also for stored results."""
+    """The report, the table and the certificates hold the notes, also for stored results."""
     for keys, has_scaling_note in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
         folder = tmp_path / str(has_scaling_note)
         fastfed.run(real_records(tmp_path, **keys), folder, threads=1)

@@ -62,7 +62,7 @@ CURVES = [
 
 
 def one_curve(curve: dict, environment=None, **sizes) -> Experiment:
-    """Return an experiment with one curve on a sphere or in ``world``."""
+    """Return an experiment with one curve, on a sphere or on ``environment``."""
     is_single_agent = curve["algorithm"].startswith("linucb")
     return make_experiment(
         name="part",
@@ -269,12 +269,11 @@ def test_a_flipped_bit_of_a_header_is_detected(tmp_path: Path) -> None:
             snapshot.path.write_bytes(bytes(flipped))
             with suppress(Exception), np.load(snapshot.path) as archive:
                 missed_by_numpy += any(
-                    archive[own_name].tobytes() != arrays[own_name].tobytes() for own_name in arrays
+                    archive[key].tobytes() != arrays[key].tobytes() for key in arrays
                 )
             loaded = Snapshot(snapshot.path, "this").kept()
             assert loaded is None or all(
-                loaded.arrays[own_name].tobytes() == arrays[own_name].tobytes()
-                for own_name in arrays
+                loaded.arrays[key].tobytes() == arrays[key].tobytes() for key in arrays
             )
     assert missed_by_numpy  # NumPy and the archive alone miss some flipped bits
 

@@ -244,8 +244,10 @@ def cluster():
 
 
 def wait_for_snapshot(folder: Path, round: int = 0, running: Any = lambda: True) -> None:
-    """Wait for a snapshot of a later round; an earlier round would mean that the run started
-    again."""
+    """Wait for a snapshot of a round after ``round``.
+
+    A snapshot of an earlier round would mean that the run started again.
+    """
     deadline = time.monotonic() + 90.0
     while time.monotonic() < deadline and running():
         current_round = snapshot_round(folder)

@@ -45,8 +45,8 @@ def check_each_snapshot(
 ) -> int:
     """Run once, then continue from each snapshot; return the number of snapshots.
 
-    A killed process could leave any of these files. If there are more than ``most``, a subset at
-    equal distances is checked.
+    A killed process could leave any of these files. If there are more than ``max_checked``, a
+    subset at equal distances is checked.
     """
     snapshot_files: list[Path] = []
     keep = Snapshot.keep
@@ -295,7 +295,7 @@ def test_snapshots_that_do_not_fit_are_ignored(kind, damage, frequent_snapshots,
 
 
 def test_snapshots_with_another_stage_or_shape_are_ignored(tmp_path, frequent_snapshots):
-    """Check snapshots such as a version under development could write with the same number."""
+    """Check snapshots that a version under development could write with the same format number."""
     e = robin_module.experiment(robin_module.ENVIRONMENTS["sphere"], horizon=21)
     plan, full_outcome = robin_module.plan_of(e), robin_module.run_compiled(e)
     state = compiled.state(plan.local, e.horizon, True)

@@ -67,7 +67,7 @@ batch_size = 10
 
 @pytest.fixture
 def spec_file_of(tmp_path, monkeypatch):
-    """Return a function that writes the spec of an environment of MINE and returns its path."""
+    """Return a function that writes the spec of an environment of MINE and returns its file."""
     (tmp_path / "stopping_mine.py").write_text(MINE)
     monkeypatch.syspath_prepend(tmp_path)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
