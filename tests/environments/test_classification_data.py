@@ -219,7 +219,7 @@ def test_heart_disease_has_four_hospitals():
 
 
 def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
-    """Hospitals write 1 and 1.0; as texts alone every 1.0 would silently count as missing."""
+    """Hospitals write 1 and 1.0; compared as texts, every 1.0 would silently count as missing."""
     written = {}
     for name, cells in {"whole": ["1", "0", "1", "?"], "points": ["1.0", "0.0", "1", ""]}.items():
         path = tmp_path / f"{name}.csv"
@@ -230,7 +230,7 @@ def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
     assert written["whole"] == written["points"]
 
 
-def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
+def test_declared_texts_that_no_cell_has_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("sex,y\nfemale,a\nmale,b\n?,b\n")
     with pytest.raises(InputError, match=r"ranges\.sex in some cell, got 'female' and none of"):
@@ -239,8 +239,8 @@ def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
     assert pool_of(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
 
 
-def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
-    """The column is coded as texts, which few want: the certificate names it, and no cell."""
+def test_a_text_among_numbers_is_noted_and_never_quoted(tmp_path):
+    """Such a column is coded as texts: the certificate names the column, but quotes no cell."""
     path = tmp_path / "a.csv"
     path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
     assert not any("texts in others" in note for note in pool_of(path, 2, 3, label="y").notes)

@@ -1,4 +1,4 @@
-"""Every field of every environment and adversary refuses what it cannot be, with name and value."""
+"""Every field of every environment and adversary refuses invalid values, and names the field."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CLASSES = {kind: cls for kind, (cls, _) in {**BANDIT_ENVIRONMENTS, **ADVERSARIES
 
 
 def function(*arguments: Any) -> Any:
-    """A user's function that is never called."""
+    """Fail: a user's function that must not be called."""
     raise AssertionError
 
 
 def valid(kind: str, folder: Path) -> dict[str, Any]:
-    """Return fields without a default."""
+    """Return valid values of the fields without a default."""
     if kind == "replay":
         path = folder / "rounds.npz"
         np.savez(path, contexts=np.zeros((2, 3, 2, 2)), rewards=np.zeros((2, 3, 2)))
@@ -70,7 +70,7 @@ def accepts(field: dataclasses.Field[Any], value: Any) -> bool:
     if value is True:
         return "bool" in kind
     if "float" in kind and "Sequence" not in kind:
-        return value == 2**70  # where there is no upper limit
+        return value == 2**70  # a field without an upper limit
     return kind == "int" and value == 2**70
 
 
@@ -80,7 +80,7 @@ def is_empty(name: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
-def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path) -> None:
+def test_a_field_refuses_invalid_values(kind: str, name: str, tmp_path: Path) -> None:
     cls, base = CLASSES[kind], valid(kind, tmp_path)
     cls(**base)
     (field,) = (f for f in dataclasses.fields(cls) if f.name == name)
@@ -113,6 +113,6 @@ def test_a_reward_is_a_distribution(kind: str, value: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian", "none"])
 @pytest.mark.parametrize("std", [math.nan, math.inf, -1.0, "wide", None, [1.0]])
-def test_the_spread_of_a_reward_is_a_number(kind: str, std: Any) -> None:
+def test_the_std_of_a_reward_is_a_number(kind: str, std: Any) -> None:
     with pytest.raises(InputError, match=r"reward\.std must be"):
         RewardDistribution(kind, std)

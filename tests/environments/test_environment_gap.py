@@ -1,4 +1,4 @@
-"""The gap environment: the laws of what it hands out, by tests that would see other laws.
+"""The gap environment: the laws of its draws, by tests that would detect other laws.
 
 Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-values it looks at.
 """
@@ -82,7 +82,7 @@ def test_means_are_uniform_in_their_intervals(gap):
 
 
 @pytest.mark.parametrize("actions", [2, 7, 100])
-def test_the_best_stands_anywhere(actions):
+def test_the_best_action_is_uniform_over_positions(actions):
     """Compute two p-values: of the best action's position, and of its change."""
     _, mean = rounds(Gap(dimension=2, actions=actions), 4000)
     place = mean.argmax(axis=1)
@@ -95,7 +95,7 @@ def test_the_best_stands_anywhere(actions):
 def test_the_orthogonal_part_is_uniform_in_the_ball(dimension):
     """Check that rho^(d - 1) and the direction are uniform, and independent of rho and m.
 
-    Without the second further coordinate of the sphere the law of rho is another:
+    With one further coordinate of the sphere instead of two, rho would have another law:
     rho^2 ~ Beta((d - 1)/2, 1/2) and not Beta((d - 1)/2, 1).
     """
     world, n = Gap(dimension=dimension, actions=40), dimension - 1
@@ -140,7 +140,7 @@ def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
 
 
 def test_rounds_silos_and_replicates_are_independent():
-    """Compute nine p-values of m, rho and the best position between neighbouring keys.
+    """Compute nine p-values: of m, rho and the best position, each between neighbouring keys.
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
@@ -153,7 +153,7 @@ def test_rounds_silos_and_replicates_are_independent():
             mean.shape
         )
         place = mean.argmax(axis=1)
-        # Of the inferior actions: the best one's place would tie the numbers together.
+        # Only inferior actions: a mean that shows the best action's place would depend on it.
         mean[np.arange(len(place)), place] = 0.55
         return mean[skip : 300 + skip], rho[skip : 300 + skip], place[skip : 300 + skip]
 

@@ -1,4 +1,4 @@
-"""Environments: the law of what they hand out, through the one C interface."""
+"""Environments: the laws of their draws, through the one C interface."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class TestSphere:
             assert (other[:, :-1] != reference[:, :-1]).all()
 
     def test_directions_are_uniform(self):
-        """Every coordinate of u has mean 0 and variance 1/(d - 1); pairs are uncorrelated."""
+        """Check that coordinates of u have mean 0, variance 1/(d - 1), and are uncorrelated."""
         opened_environment = Sphere(dimension=5, actions=100).open(0, 0, 1)
         u = np.concatenate(
             [opened_environment.round(0, t)[0][:, :4] for t in range(1, 201)]
@@ -187,8 +187,8 @@ class TestReplay:
         assert full.describe() == plain
         other = Replay.from_arrays(*recorded, rounds=rounds, mask=mask.astype(int)).describe()
         assert other == masked != plain
-        zeros = np.where(np.isnan(rewards), 0.0, rewards), np.nan_to_num(contexts)
-        assert Replay.from_arrays(zeros[1], zeros[0]).describe() != masked
+        filled = np.nan_to_num(contexts), np.where(np.isnan(rewards), 0.0, rewards)
+        assert Replay.from_arrays(*filled).describe() != masked
 
     def test_a_spec_reads_rounds_and_mask(self, unequal, tmp_path):
         names = ("contexts", "rewards", "rounds", "mask")
@@ -248,15 +248,15 @@ class TestPython:
         np.testing.assert_array_equal(fast.curves[0].group_regret, step.curves[0].group_regret)
         assert fast.curves[0].group_regret[0, -1] > 0
 
-    def test_its_exceptions_and_nonsense_come_out_as_they_are(self):
-        def failed_conditions(seed, replicate, silo, t):
+    def test_exceptions_and_bad_returns_of_a_function_are_reported(self):
+        def failing(seed, replicate, silo, t):
             if t == 3:
                 raise KeyError("no such user")
             return TestPython.draw(seed, replicate, silo, t)
 
         keys = {"algorithm": "fedlinucb", "horizon": 20, "silos": 2, "batch_size": 4}
         with pytest.raises(KeyError, match="no such user"):
-            fastfed.simulate(Python(function=failed_conditions, dimension=3, actions=4), **keys)
+            fastfed.simulate(Python(function=failing, dimension=3, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match=r"features must have shape \(any, 2\)"):
             fastfed.simulate(Python(function=self.draw, dimension=2, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match="features must hold 1 to 2 actions, got 3"):
@@ -397,7 +397,7 @@ class TestLetor:
             Letor(path="/nowhere/at/all")
 
 
-def test_a_query_identifier_that_returns_is_a_record_met_again(tmp_path):
+def test_a_query_identifier_in_several_files_is_one_record(tmp_path):
     pytest.importorskip("sklearn")
     for part in range(6):  # the same two queries in each of six files
         lines = [f"{i % 3} qid:{1 + (i // 2) % 2} 1:{i}.5 2:{i % 5}" for i in range(part, part + 4)]
@@ -425,7 +425,7 @@ def test_a_compiled_function_that_writes_nan_or_no_probability_is_stopped():
             fastfed.simulate(environment, "local-linucb", silos=1, horizon=5)
 
 
-def test_read_only_arrays_from_a_function_are_welcome():
+def test_read_only_arrays_from_a_function_are_accepted():
     x, means = np.eye(2), np.array([0.2, 0.8])
     x.flags.writeable = means.flags.writeable = False
     environment = Python(function=lambda *key: (x, means), dimension=2, actions=2)
@@ -454,7 +454,7 @@ class TestDeclared:
     def test_one_reward_does_not_decide_about_a_replay(self, recorded, clip, reward_range):
         """Check that the status does not depend on whether a reward is 1 or 50."""
         contexts, rewards = recorded
-        collected = []
+        certificates = []
         for reward in (1.0, 50.0):
             rewards[0, 0, 0] = reward
             if reward_range == (0.0, 1.0) and reward == 50.0:
@@ -462,15 +462,15 @@ class TestDeclared:
                     Replay.from_arrays(contexts, rewards, reward_range=reward_range)
                 continue
             environment = Replay.from_arrays(contexts, rewards, reward_range=reward_range)
-            collected.append(certificate_of(environment, clip=clip))
-        assert all(c.to_builtins() == collected[0].to_builtins() for c in collected)
+            certificates.append(certificate_of(environment, clip=clip))
+        assert all(c.to_builtins() == certificates[0].to_builtins() for c in certificates)
         proven = clip or reward_range == (0.0, 1.0)
-        assert collected[0].status == ("proven" if proven else "unproven")
+        assert certificates[0].status == ("proven" if proven else "unproven")
         if not proven:
-            assert failed_conditions(collected[0]) == [
+            assert failed_conditions(certificates[0]) == [
                 "rewards bounded by 1 in absolute value (as the environment gives them)"
             ]
-            assert collected[0].also[0].status == "conditional"
+            assert certificates[0].also[0].status == "conditional"
 
     def test_a_declared_range_is_two_numbers(self, recorded):
         for given, sentence in (
@@ -496,7 +496,7 @@ class TestDeclared:
         [
             ({}, False),
             ({"norm": 1.0}, False),
-            ({"ranges": {"age": [0, 120]}}, False),  # the categories of the other are the data's
+            ({"ranges": {"age": [0, 120]}}, False),  # the categories of sex are taken from the data
             ({"ranges": KNOWN}, True),
             ({"ranges": KNOWN, "norm": 1.0}, True),
             ({"ranges": {"age": [0, 120]}, "columns": ["age"]}, True),
@@ -508,10 +508,10 @@ class TestDeclared:
         assert certificate.exact.epsilon == pytest.approx(1.0)
         scaled = "features are scaled by declared ranges, not by ranges of these data"
         assert failed_conditions(certificate) == ([] if holds else [scaled])
-        assert {side.status for side in certificate.also} == {certificate.status}
+        assert {claim.status for claim in certificate.also} == {certificate.status}
         assert ("declared ranges" in " ".join(certificate.caveats)) == ("ranges" in keys and holds)
 
-    def test_with_declared_ranges_a_record_moves_no_other(self, tmp_path):
+    def test_with_declared_ranges_a_record_changes_no_other(self, tmp_path):
         for keys, moved in ({"ranges": self.KNOWN}, False), ({}, True):
             rows = []
             for age in (55, 1e6):
@@ -579,20 +579,20 @@ class TestDeclared:
             kept.append(t)
             return TestPython.draw(seed, replicate, silo, t)
 
-        for function, message, holds in (
+        for function, independent, holds in (
             (TestPython.draw, None, True),
             (closed, None, False),
             (closed, True, True),
             (TestPython.draw, False, False),
         ):
             certificate = certificate_of(
-                Python(function=function, dimension=3, actions=4, independent=message)
+                Python(function=function, dimension=3, actions=4, independent=independent)
             )
             assert certificate.status == ("proven" if holds else "conditional")
             text = "do not depend on other users' raw data (taken on trust)"
             assert [c.holds for c in certificate.conditions if c.text.endswith(text)] == [holds]
 
-    def test_alone_and_robin_rest_on_the_same(self, tmp_path):
+    def test_local_linucb_and_robin_need_declared_ranges_too(self, tmp_path):
         given = self.table(tmp_path / "a.csv")
         robin = {
             "algorithm": "robin", "batch_size": None, "clip": True, "diversity": 0.1,
