@@ -28,7 +28,7 @@ def round_point(point: Array, g: float, clamped: bool, random: Array, sums: Arra
 
 
 def round_points(points: Array, g: float, clamped: bool, random: Array, sums: Array) -> None:
-    """``round_point`` for each row."""
+    """Apply ``round_point`` to each row."""
     for point, row in zip(points, random, strict=True):
         round_point(point, g, clamped, row, sums)
 
@@ -67,7 +67,7 @@ def _deviance(x: float, mean: float, excess: float) -> float:
 
 
 def _log_pmf(k: int, n: int, excess: float) -> float:
-    """Return ln of the probability of k = n / 4 + excess, less a constant of n."""
+    """Return ln of the probability of k = n / 4 + excess, minus a constant that depends only on n."""
     if k in (0, n):
         chance = 0.75 if k == 0 else 0.25
         return n * log(chance) + 0.5 * log(2.0 * math.pi) - _stirling(n)
