@@ -44,7 +44,7 @@ high = 1.0
 
 
 def spec(folder: Path) -> str:
-    """Create the folders of four parties, and return a spec with the keys of these parties."""
+    """Create the folders of three parties, and return a spec with the keys of these parties."""
     from fastfed.deployment.folder import make_keys
 
     text = HEAD

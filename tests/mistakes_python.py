@@ -103,7 +103,7 @@ def made_world(name: str, **keys: Any) -> Make:
 
 
 class First:
-    """A policy."""
+    """A policy that always chooses action 0."""
 
     def select(self, actions: Any) -> Any:
         """Return action 0."""
@@ -115,7 +115,7 @@ class First:
 
 
 class Beyond(First):
-    """A policy that chooses an action that is not there."""
+    """A policy that chooses an action beyond the last one."""
 
     def select(self, actions: Any) -> Any:
         """Return the index after the last action."""
@@ -123,7 +123,7 @@ class Beyond(First):
 
 
 class Half(First):
-    """A policy that chooses a row of features."""
+    """A policy that returns the features of an action in place of its index."""
 
     def select(self, actions: Any) -> Any:
         """Return the features of action 0 instead of its index."""
@@ -131,7 +131,7 @@ class Half(First):
 
 
 class Needs(First):
-    """A policy with an argument."""
+    """A policy whose constructor needs an argument."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate

@@ -145,8 +145,11 @@ def test_few_products_are_close_along_a_pool_s_directions(d, rank, along, spread
     assert np.median(near_directions[0] / near_directions[1]) < (1.02 if along >= 8 else 1.05)
 
 
-def actions_of_run(environment, keys, monkeypatch, **constants):
-    """Run a curve with some constants of the package replaced; return all that a test compares."""
+def run_with_constants(environment, keys, monkeypatch, **constants):
+    """Run a curve with constants of `pools` replaced.
+
+    Return (experiment, opened environment, plans, outcomes of the plans).
+    """
     for name, value in constants.items():
         monkeypatch.setattr(pools, name, value)
     e = experiment(environment, keys)
@@ -178,10 +181,10 @@ def test_directions_change_no_choice(monkeypatch, sampling, lazy, radius):
         sampling = "with-replacement"
         monkeypatch.setattr(pools, "MAX_QUANTISED", 0)
     environment = Rows(rows, sizes, 2, sampling)
-    e, opened, plans, fast = actions_of_run(environment, keys, monkeypatch)
+    e, opened, plans, fast = run_with_constants(environment, keys, monkeypatch)
     # The directions are made when they are first used.
     assert len(vars(environment.pool(2))["directions"].rows)
-    plain, _, _, others = actions_of_run(
+    plain, _, _, others = run_with_constants(
         Rows(rows, sizes, 2, sampling), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1
     )
     assert plain.environment.pool(2).directions is None
@@ -201,13 +204,13 @@ def test_a_silos_own_factor_changes_no_choice(monkeypatch):
     keys = {"silos": 1, "horizon": 4800, "lazy": False, "batch_size": 400, "epsilon": 3.0}
     keys |= {"delta": 1e-6, "protocol": "silo-ldp"}
     environment = Rows(rows, sizes, 1)
-    e, opened, plans, fast = actions_of_run(environment, keys, monkeypatch)
+    e, opened, plans, fast = run_with_constants(environment, keys, monkeypatch)
     assert environment.pool(1).directions is not None
     assert_same_bits(
         fast[0],
-        actions_of_run(Rows(rows, sizes, 1), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1)[3][
-            0
-        ],
+        run_with_constants(Rows(rows, sizes, 1), keys, monkeypatch, MIN_DIRECTIONS_DIMENSION=d + 1)[
+            3
+        ][0],
     )
     assert_same_bits(fast[0], next(iter(server.run_steps(opened, plans, e.checkpoints))))
 

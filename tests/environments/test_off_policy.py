@@ -21,7 +21,10 @@ from fastfed.off_policy import self_normalised as self_normalised_
 
 
 def log(seed=0, n=40, k=5, rate=0.5):
-    """Return a log of a policy that prefers low actions, and a policy that prefers high ones."""
+    """Return the arguments of an estimator, the expected rewards, and the true value of the policy.
+
+    The log is of a policy that prefers low actions; the policy to evaluate prefers high ones.
+    """
     draw = np.random.default_rng(seed)
     logging = draw.dirichlet(np.linspace(2.0, 1.0, k), size=n) * 0.8 + 0.2 / k
     actions = (logging.cumsum(axis=1) > draw.uniform(size=(n, 1))).argmax(axis=1)

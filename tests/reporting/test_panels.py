@@ -71,12 +71,12 @@ def source(*curves: CurveResult, **figure: Any) -> Source:
 
 
 def draw_plot(
-    found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret"
+    report_source: Source, kinds: Sequence[str] = KINDS, plot: str = "regret"
 ) -> dict[str, bytes]:
     """Draw only the plot ``plot``, a field of `Charts`; return the content of its files by kind."""
-    charts = charts_of(found)
+    charts = charts_of(report_source)
     only = {name: getattr(charts, name) if name == plot else [] for name in PLOTS}
-    files = draw(found, replace(charts, **only), kinds)
+    files = draw(report_source, replace(charts, **only), kinds)
     assert len({name.partition(".")[0] for name in files}) <= 1
     return {name.partition(".")[2]: data for name, data in files.items()}
 

@@ -327,7 +327,7 @@ def test_figure_follows_the_keys_of_the_spec(source: Source) -> None:
     assert draw_plot(without)["png"] != draw_plot(cumulative)["png"]
 
 
-def of_figure(source: Source, **keys: Any) -> Source:
+def with_figure(source: Source, **keys: Any) -> Source:
     """Return the source with some keys of its figure changed."""
     figure = {**source.results.figure, **keys}
     return replace(source, results=replace(source.results, figure=figure))
@@ -361,7 +361,7 @@ def test_every_axis_has_a_name() -> None:
 
 def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
     """Give the first curve forty silos; the other curves and the experiment have four."""
-    sized = with_curves(of_figure(source, y="per-silo"), silos=40)
+    sized = with_curves(with_figure(source, y="per-silo"), silos=40)
     axes = axes_of(sized)
     assert axes.get_ylabel() == "regret per silo"
     drawn_lines = axes.get_lines()
@@ -389,7 +389,7 @@ def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[s
 
 def bounded(source: Source, values: Any, **keys: Any) -> Source:
     """Return the source; its first curve has one bound of regret, which the figure draws."""
-    with_line = of_figure(source, line=[line_of("b")], **keys)
+    with_line = with_figure(source, line=[line_of("b")], **keys)
     return with_curves(with_line, bounds={"b": list(map(float, values))})
 
 
@@ -404,7 +404,7 @@ def bounded(source: Source, values: Any, **keys: Any) -> Source:
 def test_a_bound_is_drawn_in_the_unit_of_the_axis(
     source: Source, y: str, divisor: list[float]
 ) -> None:
-    plain = of_figure(source, y=y)
+    plain = with_figure(source, y=y)
     values = 1.5 * tallest(plain) * np.array(divisor)
     with_bound = bounded(plain, values)
     before, axes = axes_of(plain), axes_of(with_bound)
@@ -424,12 +424,12 @@ def test_a_bound_is_drawn_in_the_unit_of_the_axis(
 
 def test_a_bound_below_the_curves_does_not_change_the_axis(source: Source) -> None:
     low = bounded(source, [1e-9] * 6, y="cumulative")
-    assert axes_of(low).get_ylim() == axes_of(of_figure(source, y="cumulative")).get_ylim()
+    assert axes_of(low).get_ylim() == axes_of(with_figure(source, y="cumulative")).get_ylim()
 
 
 @pytest.mark.slow
 def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> None:
-    plain = of_figure(source, y="cumulative")
+    plain = with_figure(source, y="cumulative")
     top = tallest(plain)
     assert ceiling(plain) == 3.0 * top
     # A bound that is always above three times the tallest curve has no line, entry or room.
@@ -453,7 +453,7 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
 
 
 def test_a_bound_is_drawn_where_it_is_finite(source: Source) -> None:
-    plain = of_figure(source, y="cumulative")
+    plain = with_figure(source, y="cumulative")
     top = tallest(plain)
     late = bounded(plain, [math.inf, math.inf, top, 2 * top, 2 * top, 2 * top])
     np.testing.assert_array_equal(
@@ -466,12 +466,12 @@ def test_a_bound_is_drawn_where_it_is_finite(source: Source) -> None:
 
 
 def test_with_one_replicate_the_ceiling_has_no_band(folder: Path) -> None:
-    one = of_figure(read_source(folder, 1), y="cumulative")
+    one = with_figure(read_source(folder, 1), y="cumulative")
     assert ceiling(one) == 3.0 * max(c.mean.max() for c in one.results.curves)
 
 
 def test_bounds_that_are_not_stored_are_not_drawn(source: Source) -> None:
-    with_lines = of_figure(
+    with_lines = with_figure(
         with_curves(source, bounds={"b": [1.0] * 6, "synchronisations": [9.0] * 6}),
         line=[
             line_of("b", "here"),
@@ -492,7 +492,7 @@ def test_bounds_that_are_not_stored_are_not_drawn(source: Source) -> None:
 
 def test_bounds_in_one_plot_have_different_dashes(source: Source) -> None:
     bounds = {str(i): [float(i)] * 6 for i in range(4)}
-    with_lines = of_figure(
+    with_lines = with_figure(
         with_curves(source, bounds=bounds), y="cumulative", line=[line_of(b, b) for b in bounds]
     )
     actual = axes_of(with_lines).get_lines()[-4:]

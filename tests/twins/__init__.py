@@ -1,8 +1,8 @@
 """NumPy twins of the compiled leaf functions: the same names, signatures and answers.
 
-The twins are easy to read, and slow. Their random streams agree with the compiled ones bit for bit (the same
-operations in the same order); sums of the linear algebra may differ in the last bits, so `select`
-may differ where two scores agree to about 1e-13 of their size, and nowhere else.
+The twins are easy to read, and slow. Their random streams agree with the compiled ones bit for bit
+(the same operations in the same order); sums of the linear algebra may differ in the last bits, so
+`select` may differ where two scores agree to about 1e-13 of their size, and nowhere else.
 """
 
 import sys

@@ -67,7 +67,7 @@ def _deviance(x: float, mean: float, excess: float) -> float:
 
 
 def _log_pmf(k: int, n: int, excess: float) -> float:
-    """Return ln of the probability of k = n / 4 + excess, minus a constant that depends only on n."""
+    """Return ln of the probability of k = n / 4 + excess, minus a function of n."""
     if k in (0, n):
         chance = 0.75 if k == 0 else 0.25
         return n * log(chance) + 0.5 * log(2.0 * math.pi) - _stirling(n)
