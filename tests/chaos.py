@@ -560,7 +560,7 @@ class Plan:
     # ---- making the plan, as the pages describe ----
 
     def cli(self, *words: str) -> str:
-        """Run a command as a person does, without a traceback; return its output, or "" if it fails."""
+        """Run a command as a person does, without a traceback; return its output if it succeeds."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [self.fastfed, *words],
@@ -685,7 +685,7 @@ class Plan:
         return silo.ask("reward", id=decision, reward=reward)
 
     def watch(self) -> None:
-        """Query the status of all parties each second; measure how long each does not answer."""
+        """Query the status of all parties each second, and judge the statuses."""
         while not self.ended:
             began = time.monotonic()
             code, status = self.hub_status()

@@ -130,7 +130,7 @@ def one_form(cells: list[str]) -> list[str]:
 
 
 def separator(text: str) -> str:
-    """Return the mark that is most frequent in the header, outside quotes, and fits 49 records."""
+    """Return the most frequent mark of the header that gives it and 49 records equal lengths."""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line.strip(' \t,;|"'):
             break

@@ -49,7 +49,7 @@ FIELDS = (
 AT = {name: i for i, name in enumerate(FIELDS)}
 #: Seconds and bytes that loading one file may take at most.
 SECONDS, BYTES = 5.0, 1 << 30
-#: How far a certificate may lie below the second account, and how far apart they count as equal.
+#: How far a certificate may be below the second account; how far apart both count as equal.
 BELOW, EQUAL, EQUAL_BITS = 1e-8, 1e-6, 0.03
 #: Numbers may differ from the derived ones by 2^-20 of the largest number of an array.
 NEAR = 2.0**-20 * (1.0 + 1e-9)
@@ -744,7 +744,7 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
         try:
             next_change(rng, fields, kind)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
-            # The change before removed what this change needs.
+            # An earlier change removed what this change needs.
             continue
     if rng.random() < 0.1:
         try:

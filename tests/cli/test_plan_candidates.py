@@ -333,7 +333,7 @@ def test_a_stage_that_never_fits_has_fewer_rounds() -> None:
 def test_a_search_takes_the_time_that_was_requested(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Add up the nominal seconds of all simulations of a search, whose regrets are made up."""
+    """Add up the nominal seconds of the simulations of a search; their regrets are made up."""
     spent = 0.0
     rng = np.random.default_rng(0)
 

@@ -307,7 +307,7 @@ def test_the_remaining_time_learns_from_finished_figures() -> None:
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_sizes_of_the_figures(name: str) -> None:
-    """Check that quick sizes are smaller than a figure's own size, and the paper's are not."""
+    """Check that "quick" and "all" are at most a figure's size, and "full" is at least its size."""
     spec = experiments.figure(name).spec
     for size in SIZES:
         for key, value in spec["figure"].get(size, {}).items():

@@ -97,7 +97,7 @@ def test_a_change_applies_to_its_table_or_curves(tmp_path: Path) -> None:
         ("curve.LPD.epsilon", 'unknown curve "LPD"; did you mean "LDP"'),
         ("LDP.epsilon", '"LDP" is the label of a curve: curve.LDP.epsilon=3 changes it'),
         ("LDP", '"LDP" is the label of a curve: curve.LDP.KEY=3 changes it'),
-        # A label of one curve of a sweep, in Python; a command cuts it at its first "=".
+        # The label of one curve of a sweep: only in Python, as a command cuts it at its first "=".
         ("curve.LDP, epsilon = 1.0.delta", 'one curve of the sweep "LDP", whose curves share'),
         ("curve.LDP, epsilon", "curve.LDP.KEY=VALUE changes all of them"),
     ],

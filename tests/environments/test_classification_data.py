@@ -96,7 +96,7 @@ def test_features_are_projections_of_norm_at_most_one(file, dimension):
     assert pool.theta is None
 
 
-def test_each_action_is_linear_in_the_record_and_sees_it_differently():
+def test_each_action_is_a_different_linear_map_of_the_record():
     pytest.importorskip("sklearn")
     pool = pool_of("digits", 10, 80)
     rows = np.stack([pool.rows(q) for q in range(200)]).astype(np.float64)
@@ -140,7 +140,7 @@ def test_gzip_bom_and_quoted_cells(tmp_path):
         features(packed, "y", None)
 
 
-def test_numeric_labels_go_by_size(tmp_path):
+def test_numeric_labels_are_ordered_by_size(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,10\n2,9\n3,9.0\n")
     assert features(path, "y", None)[1].tolist() == [1, 0, 0]

@@ -59,9 +59,9 @@ def test_every_score_is_between_its_bounds(d, rank, spread, gamma):
 
 @needs_screen_i16
 def test_scores_whose_means_hide_their_bonuses_are_above_their_lower_bounds():
-    """If the mean is far larger than the bonus, the bonus is lost when the score is rounded.
+    """Use means so far above the bonus that rounding the score loses the bonus.
 
-    The points are so long that the bonus they leave is as small as the lower bound says.
+    The points are so long that the remaining bonus is as small as its lower bound.
     """
     d = 18
     w = linalg.factor(np.eye(d)[np.tril_indices(d)], d)

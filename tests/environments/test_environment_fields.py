@@ -63,7 +63,7 @@ ANYTHING = {"state"}
 
 
 def accepts(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Return True if a value of the list is a legitimate one of a field, by its declared type."""
+    """Return True if a value of HOSTILE is valid for a field, by its declared type."""
     kind = str(field.type)
     if value is None:
         return "None" in kind or field.default is None
@@ -95,7 +95,7 @@ def test_a_field_refuses_invalid_values(kind: str, name: str, tmp_path: Path) ->
             continue
         if name in ANYTHING or accepts(field, value) or (kind == "log" and is_empty(name, value)):
             continue
-        # What only the data can decide is refused when they are read: by facts, at the latest.
+        # Values that only the data refute are refused when data are read: by facts, at the latest.
         with pytest.raises(InputError, match=f"{name}|there is no such file"):
             environment.facts(2, 3)
         refused += 1

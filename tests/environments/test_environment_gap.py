@@ -153,7 +153,7 @@ def test_rounds_silos_and_replicates_are_independent():
             mean.shape
         )
         place = mean.argmax(axis=1)
-        # Only inferior actions: a mean that shows the best action's place would depend on it.
+        # Hide the best action's mean, which would make the means depend on its place.
         mean[np.arange(len(place)), place] = 0.55
         return mean[skip : 300 + skip], rho[skip : 300 + skip], place[skip : 300 + skip]
 
@@ -163,7 +163,7 @@ def test_rounds_silos_and_replicates_are_independent():
             assert stats.spearmanr(one.ravel(), two.ravel()).pvalue > RARE
 
 
-def test_one_action_is_the_best():
+def test_a_single_action_has_the_law_of_the_best_one():
     _, mean = rounds(Gap(dimension=3, actions=1), 500)
     assert uniform_p((mean.ravel() - 0.7) / 0.1) > RARE
 
@@ -178,7 +178,7 @@ def test_one_dimension_has_no_orthogonal_part():
 
 @pytest.mark.parametrize(("dimension", "actions", "count"), [(2, 20_000, 5), (6000, 300, 4)])
 def test_no_feature_has_a_norm_above_one(dimension, actions, count):
-    """Use a dimension in which most points are near the sphere, where rounding could exceed it."""
+    """Use dimensions in which most points have a norm near 1, which rounding could exceed."""
     x, mean = rounds(Gap(dimension=dimension, actions=actions), count)
     norms = np.array([[np.sqrt((row * row).cumsum()[-1]) for row in rows] for rows in x])
     assert norms.max() <= 1.0
@@ -209,7 +209,7 @@ def test_facts_and_description():
     assert environment == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
 
 
-def test_both_drivers_play_it_alike_and_a_curve_may_say_its_gap():
+def test_both_drivers_agree_and_a_curve_may_set_its_gap():
     keys = {"silos": 2, "horizon": 60, "curves": [
         {"label": "a", "algorithm": "fedlinucb", "batch_size": 5, "gap": [0.1, 0.4]}
     ]}  # fmt: skip

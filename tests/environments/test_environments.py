@@ -99,7 +99,7 @@ class TestReplay:
         np.testing.assert_array_equal(x, contexts[2, 6].astype(np.float32))
         np.testing.assert_array_equal(mean, rewards[2, 6])
 
-    def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
+    def test_without_replacement_uses_every_round_once_in_random_order(self, recorded):
         opened_environment = Replay.from_arrays(*recorded).open(0, 0, 3)
         queries = [opened_environment.query(1, t) for t in range(1, 25)]
         assert sorted(queries) == list(range(24, 48))
@@ -327,7 +327,7 @@ class TestPython:
 
 
 class TestClassification:
-    def test_digits_reward_the_digit_and_meet_every_image_at_most_once(self):
+    def test_digits_reward_the_right_digit_and_use_an_image_at_most_once(self):
         pytest.importorskip("sklearn")
         environment = Classification(data="digits", dimension=12)
         facts = environment.facts(10, 175)
@@ -356,12 +356,12 @@ class TestClassification:
             environment, "private-fedlinucb", horizon=100, batch_size=10, epsilon=5.0, delta=1e-4
         )
         assert r.silos == 4
-        # Least and largest values are those of the data.
+        # The ranges of columns are read from the data.
         assert r.curves[0].certificate["status"] == "conditional"
 
 
 class TestLetor:
-    def test_real_mslr_rows_learn_and_say_that_queries_return(self, mslr):
+    def test_curves_on_mslr_rows_learn_and_note_repeated_queries(self, mslr):
         environment = Letor(path=str(mslr), features="anchor-url")
         facts = environment.facts(10, 500)
         assert facts.dimension == 57
@@ -381,7 +381,7 @@ class TestLetor:
         assert any("served up to 500 times" in c for c in certificate["caveats"])
         assert certificate["also"][0]["exact"]["epsilon"] == pytest.approx(1.0)
 
-    def test_in_two_drivers(self, mslr):
+    def test_both_drivers_agree_on_letor_rows(self, mslr):
         keys = {"horizon": 12, "silos": 3, "batch_size": 4, "seed": 2}
         environment = Letor(path=str(mslr / "vali.txt"), features="text", scaling="row")
         a = fastfed.simulate(environment, "fedlinucb", lazy=False, **keys)
@@ -447,7 +447,7 @@ def failed_conditions(certificate):
 
 
 class TestDeclared:
-    """What certificates say must not depend on the values of the records (neighbours differ)."""
+    """Certificates must not depend on the values of records, which differ between neighbours."""
 
     @pytest.mark.parametrize("clip", [True, False])
     @pytest.mark.parametrize("reward_range", [None, (0.0, 1.0), (-50.0, 50.0)])
@@ -572,7 +572,7 @@ class TestDeclared:
             "conditional" if scaling == "column" else "unproven"
         )
 
-    def test_what_a_function_keeps_is_declared(self):
+    def test_functions_with_state_must_be_declared_independent(self):
         kept = []
 
         def closed(seed, replicate, silo, t):

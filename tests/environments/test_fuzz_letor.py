@@ -24,7 +24,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 def repeat(examples):
     """Return settings of hypothesis: always the same examples, without a deadline."""
-    # A shrunk example runs in the same folder as the one before.
+    # All examples share the folder of one test, of which hypothesis would warn.
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -72,7 +72,7 @@ def check_damaged_letor(rng, cache, monkeypatch):
     data, name = fuzzing.damaged_letor(rng), "a.txt"
     if rng.random() < 0.2:
         name, data = rng.choice(("a.txt.gz", "a.gz", "a.txt")), fuzzing.packed(rng, data)
-    # Blocks so small that lines and numbers are cut by their ends.
+    # Some blocks are so small that their ends cut lines and numbers.
     monkeypatch.setattr(letor_parser, "_BLOCK", rng.choice((1 << 18, 7, 16, 64)))
     check(data, name, cache)
 

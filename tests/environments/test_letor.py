@@ -203,7 +203,7 @@ def test_unusual_but_right_lines_are_read(tmp_path):
     ],
 )
 def test_errors_name_file_and_line(tmp_path, line, message):
-    # Far into the file, so that the line number has to survive the blocks before.
+    # The line is far into the file, so that line numbers must count earlier blocks.
     filler = "0 qid:1 1:0.5 2:0.25\n" * 20_000
     path = write(tmp_path / "bad.txt", filler + line + "\n" + filler)
     with pytest.raises(InputError) as caught:
@@ -430,10 +430,10 @@ CACHED = ["values", "means", "theta", "relevance", "starts", "qids", "features",
 
 @pytest.mark.parametrize("name", CACHED)
 def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_warned_of(file, name, cache):
-    """Each start of a process compares what it reads with the sums, once."""
+    """Check that a process compares each array that it reads with its checksum once."""
     expected = letor_pool(file, 2)
     values, means = np.array(expected.values), np.array(expected.means)
-    if name == "features":  # read only where no pool was derived from them as yet
+    if name == "features":  # read only if no pool was derived from them yet
         (pools,) = cache.rglob("pools")
         shutil.rmtree(pools)
     for actual in cache.rglob(f"{name}.*"):

@@ -79,7 +79,7 @@ def saved(arrays: dict[str, np.ndarray], folder: Path) -> dict[str, bytes]:
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, len(TEXT) + 2), cut=st.integers(0, len(TEXT)), packed=st.booleans())
 def test_any_block_size_leaves_the_same_cache(size, cut, packed, tmp_path_factory):
-    """A block may end within a line, a query, a number or a line end, and so may a file."""
+    """Let blocks end within a line, a query, a number or a line end; files end between lines."""
     folder = tmp_path_factory.mktemp("data")
     at = TEXT.rfind(b"\n", 0, cut) + 1
     texts = [t for t in (TEXT[:at], TEXT[at:]) if b"qid:7" in t or b"qid:10" in t]

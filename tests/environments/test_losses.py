@@ -203,40 +203,40 @@ def test_bad_arrays(losses, message, tmp_path):
             make("oblivious-losses", losses=str(tmp_path / "bad.npy"))
 
 
-def write_bad(path: Path, what: str) -> None:
+def write_bad(path: Path, fault: str) -> None:
     """Write a file that holds no losses."""
-    if what == "empty":
+    if fault == "empty":
         path.write_bytes(b"")
-    elif what == "text":
+    elif fault == "text":
         path.write_text("0.5 0.5\n")
-    elif what == "zip":
+    elif fault == "zip":
         path.write_bytes(b"PK\x03\x04 and no more")
-    elif what == "archive":
+    elif fault == "archive":
         with path.open("wb") as file:
             np.savez(file, losses=np.zeros((3, 2)))
-    elif what == "objects":
+    elif fault == "objects":
         np.save(path, np.array([None, {}], dtype=object), allow_pickle=True)
-    elif what == "folder":
+    elif fault == "folder":
         path.mkdir()
-    elif what.startswith("cut"):
+    elif fault.startswith("cut"):
         np.save(path, np.zeros((4, 3)))
-        path.write_bytes(path.read_bytes()[: -8 if what == "cut" else int(what[4:])])
+        path.write_bytes(path.read_bytes()[: -8 if fault == "cut" else int(fault[4:])])
 
 
 @pytest.mark.parametrize(
-    "what",
+    "fault",
     ["missing", "empty", "text", "zip", "archive", "objects", "folder", "cut", "cut-60", "cut-7"],
 )
-def test_bad_files(what, tmp_path):
+def test_bad_files(fault, tmp_path):
     """Check that every bad file gives one sentence."""
     path = tmp_path / "losses.npy"
-    write_bad(path, what)
+    write_bad(path, fault)
     with pytest.raises(InputError, match=r"losses .*(cannot be read|must be)") as error:
         make("oblivious-losses", losses=str(path))
     assert "\n" not in str(error.value)
 
 
-def test_a_file_is_its_array(tmp_path):
+def test_a_file_gives_the_losses_of_its_array(tmp_path):
     np.save(tmp_path / "a.npy", ARRAYS)
     np.save(tmp_path / "b.npy", ARRAYS.astype(np.float32))
     by_path, by_text = (
@@ -410,7 +410,7 @@ DIFFERENT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_descriptions_identify():
+def test_descriptions_identify_losses():
     """Check that equal descriptions mean equal losses; all descriptions are plain data."""
     seen: dict[str, int] = {}
     for position, (kind, keys) in enumerate(DIFFERENT):
@@ -587,7 +587,7 @@ def test_the_near_realizable_expert_loses_in_exactly_the_declared_rounds(lost, h
 def test_near_realizable_with_optimal_loss_0_is_realizable():
     lossless = served(make("near-realizable-losses", optimal_loss=0), 3, 60)
     np.testing.assert_array_equal(lossless, served(make("realizable-losses"), 3, 60))
-    # Other experts' coins are the same whatever the best one loses.
+    # The coins of the other experts do not depend on the losses of the best one.
     other = served(make("near-realizable-losses", optimal_loss=9), 3, 60)
     best = best_expert(0, 0, 3)
     np.testing.assert_array_equal(np.delete(lossless, best, 2), np.delete(other, best, 2))
@@ -890,7 +890,7 @@ def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses
     ("clients", "keys", "uses"),
     [
         ("shared", {}, 20),
-        ("each", {}, 1),  # equal rows are not compared: that would be a look at the data
+        ("each", {}, 1),  # equal rows are not detected, because this would look at the data
         ("each", {"multiplicity": 3}, 3),
         ("shared", {"multiplicity": 2}, 40),
         ("function", {}, 1),

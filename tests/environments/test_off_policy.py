@@ -139,7 +139,7 @@ def test_the_bounded_interval_is_the_binomial_one():
         assert e.bounded[0] == pytest.approx(k * low if clicks else 0.0, abs=1e-4)
         assert e.bounded[1] == pytest.approx(min(1.0, k * high), abs=1e-4)
         assert e.rewarded == clicks
-    # Half the rewards, half the scale.
+    # Half the rewards have half the interval.
     e = inverse_propensity(actions, rewards / 2, np.full(n, 0.1), policy, largest_reward=0.5)
     assert e.bounded[0] == pytest.approx(k * low / 2, abs=1e-4)
     assert inverse_propensity(actions, rewards, np.full(n, 0.1), policy).bounded is None

@@ -96,7 +96,7 @@ def test_bins_declare_the_classes_even_if_no_record_is_in_the_last(tmp_path):
     assert any("no record has class 3" in note for note in pool.notes)
 
 
-def test_declared_preparations_leave_the_condition_of_declared_ranges_as_it_was(tmp_path):
+def test_where_and_missing_do_not_change_the_condition_of_ranges(tmp_path):
     ranges = {"age": [0, 120], "status": ["done", "closed", "open"], "ward": ["a", "b"]}
     keys = {"where": {"age": [18, 120]}, "missing": ["-9"]}
     declared = classified(written(tmp_path), ranges=ranges, **keys).pool(1)
@@ -106,7 +106,7 @@ def test_declared_preparations_leave_the_condition_of_declared_ranges_as_it_was(
 
 
 def test_another_record_changes_no_other_record(tmp_path):
-    """Replace one kept record by another that is kept too: all others stay the unchanged."""
+    """Replace one kept record by another that is kept too: all others stay the same."""
     ranges = {"age": [0, 120], "status": ["done", "closed", "open"], "ward": ["a", "b"]}
     keys = {"ranges": ranges, "where": {"age": [10, 120]}, "missing": ["-9"]}
     before = classified(written(tmp_path), **keys).pool(1)

@@ -220,7 +220,7 @@ def sending(curve: CurveResult, bits) -> CurveResult:
 
 @cache
 def dejavu():
-    """Return the width of a text in DejaVu Sans, a broad font, at size 100."""
+    """Return the font DejaVu Sans, a broad font, at size 100."""
     fonts = Path(pytest.importorskip("matplotlib").get_data_path()) / "fonts" / "ttf"
     from PIL import ImageFont  # matplotlib needs it
 

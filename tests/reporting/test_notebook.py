@@ -198,13 +198,13 @@ class TestPlot:
         axes = one_replicate(results.curves[0]).plot()
         assert len(axes.get_lines()) == 1 and not axes.collections
 
-    def test_the_figure_of_the_spec_says_which_axis(self, results, pyplot):
+    def test_the_figure_of_the_spec_sets_axis_and_title(self, results, pyplot):
         with_figure = replace(results, figure={"y": "per-silo", "title": "A title"})
         axes = with_figure.plot()
         assert axes.get_ylabel() == "regret per silo" and axes.get_title(loc="left") == "A title"
         assert with_figure.plot(metric="group_regret").get_ylabel() == "group regret"
 
-    def test_bounds_are_drawn_when_asked_for(self, results, pyplot):
+    def test_bounds_are_drawn_on_request(self, results, pyplot):
         stored = bounded(results)
         assert len(stored.plot().get_lines()) == 5
         *_, line = stored.plot(bounds=True, metric="per_silo_regret").get_lines()
@@ -297,7 +297,7 @@ class TestRecords:
             and by_label[HOSTILE]["exact_epsilon"] is None
         )
 
-    def test_curves_are_one_row_per_checkpoint(self, results):
+    def test_level_curves_has_one_row_per_checkpoint(self, results):
         rows = results.to_records("curves")
         assert len(rows) == 5 * 6
         for i, curve in enumerate(results.curves):
@@ -312,7 +312,7 @@ class TestRecords:
             assert [row["bytes_up"] + row["bytes_down"] for row in curve_rows] == curve.bytes_curve
             assert curve_rows[-1]["bits_up"] == curve.bits_up
 
-    def test_replicates_are_every_number(self, results):
+    def test_level_replicates_has_every_number(self, results):
         rows = results.to_records("replicates")
         assert len(rows) == 5 * 3 * 6
         for i, curve in enumerate(results.curves):
@@ -539,7 +539,7 @@ class TestLooks:
             assert "Also, proven" not in text
         assert repr(system) == "<feducb, silo-ldp-prefix: 2 silos, 50 rounds, privacy none>"
 
-    def test_no_privacy_is_said_so(self, results):
+    def test_a_certificate_without_privacy_says_so(self, results):
         for text in (read(results["open"]).text, printed(results["open"])):
             assert "Nothing is claimed, and no privacy holds." in text
             assert "Proven:" not in text and "Claimed:" not in text
@@ -565,7 +565,7 @@ class TestLooks:
         assert "Proven: epsilon 1, delta 1e-06" in read(system.certificate).text
         assert read(system.deployed_certificate).texts[-1] == read(system).texts[-1]
         assert "M = 2 silos, T = 100 rounds" in read(system).text
-        # What stands beside parties is what their own noise gives.
+        # The certificate shown with parties is for their noise, not for simulated noise.
         assert "Caveat: simulation" not in read(system).text
         assert "Caveat: simulation" in read(curve.certificate).text
         for side in system.certificate.also:
@@ -609,7 +609,7 @@ class TestLooks:
         assert rounded_down(value) == down
 
 
-def test_loaded_results_have_the_same_face(tmp_path: Path) -> None:
+def test_loaded_results_look_the_same(tmp_path: Path) -> None:
     spec = {
         "name": "stored", "horizon": 40, "silos": 2, "replicates": 2, "checkpoints": 4,
         "environment": {"kind": "sphere", "dimension": 3, "actions": 4},

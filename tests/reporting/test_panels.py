@@ -81,9 +81,9 @@ def draw_plot(
     return {name.partition(".")[2]: data for name, data in files.items()}
 
 
-def shown_panels(shown_source: Source) -> list[tuple[str, list[str]]]:
+def shown_panels(report_source: Source) -> list[tuple[str, list[str]]]:
     """Return (title, names of the curves) of every panel."""
-    return [(panel.title, list(panel.names)) for panel in panels(shown_source)]
+    return [(panel.title, list(panel.names)) for panel in panels(report_source)]
 
 
 GRID = [

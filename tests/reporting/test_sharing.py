@@ -41,7 +41,7 @@ def played():
 
 
 def with_finals(results, **finals):
-    """Replace the final regrets of curves by the given ones, one a replicate."""
+    """Replace the final regrets of curves by the given ones, one for each replicate."""
     curves = []
     for curve in results.curves:
         if curve.label in finals:
@@ -194,7 +194,7 @@ def test_the_command_prints_the_sentence_before_the_table(tmp_path):
     assert refused.exit_code != 0 and 'did you mean "open"' in refused.output
 
 
-def test_finals_by_replicate_pair_replicates_and_not_rows(played):
+def test_differences_pair_replicates_by_number_not_by_row(played):
     curve = replace(
         played["open"], replicates=(2, 0, 1), group_regret=played["open"].group_regret[[2, 0, 1]]
     )

@@ -100,7 +100,7 @@ def test_few_replicates_have_students_limit() -> None:
     assert beyond(10**7) == pytest.approx(2.0, abs=1e-5)
 
 
-#: Regret of 2, 8 and 18 per replicate times 1, 1.5 and 2: 2 x^2 at x = 1, 2, 3.
+#: Curves of regret 2 x^2 at x = 1, 2, 3, times 1, 1.5 and 2 in the three replicates.
 SQUARE = [curve(f"x = {x}", [2.0 * x * x * k for k in (1.0, 1.5, 2.0)]) for x in (1, 2, 3)]
 
 
@@ -240,7 +240,7 @@ def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
 
 
 def test_differences_pair_replicates_by_their_number() -> None:
-    """The second curve lacks a replicate, and has its rows in a different order."""
+    """Use a second curve that lacks a replicate, and has its rows in a different order."""
     first, second = curve("first", [10.0, 20.0, 30.0]), curve("second", [27.0, 9.0], (2, 0))
     results = Results("x", 10, 2, (first, second), {})
     # 10 - 9 and 30 - 27: mean 2, standard error 1.

@@ -33,7 +33,7 @@ def round_points(points: Array, g: float, clamped: bool, random: Array, sums: Ar
         round_point(point, g, clamped, row, sums)
 
 
-#: ln k! less Stirling's formula, k = 1..15 (Loader 2000).
+#: ln k! minus Stirling's formula, k = 1..15 (Loader 2000).
 _STIRLING = [
     0.0,
     *(
