@@ -520,8 +520,8 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
     elif fields[AT["extends"]] and rng.random() < 0.6:
         inner = msgspec.msgpack.decode(fields[AT["extends"]][0])
         inner += [None] * (len(FIELDS) - len(inner))
-        changed = rng.choice((ulp, nudge_group, scale, keys, parties, calendar, helper))
-        changed(rng, inner, "silo-ldp")
+        change = rng.choice((ulp, nudge_group, scale, keys, parties, calendar, helper))
+        change(rng, inner, "silo-ldp")
         fields[AT["extends"]][0] = encoded(inner)
     else:
         fields[AT["extends"]] = hostile(rng)

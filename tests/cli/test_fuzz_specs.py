@@ -48,8 +48,8 @@ def small(experiment: Experiment) -> bool:
         (w.silos <= 8, w.facts.dimension <= 40, getattr(w.facts, "actions", 1) <= 200)
         for w in (c.problem for c in experiment.curves)
     ]
-    rounds = experiment.horizon <= 80 and experiment.replicates <= 3 and len(sizes) <= 6
-    return rounds and all(map(all, sizes))
+    is_short = experiment.horizon <= 80 and experiment.replicates <= 3 and len(sizes) <= 6
+    return is_short and all(map(all, sizes))
 
 
 def check(text: bytes, folder: Path) -> None:

@@ -37,12 +37,12 @@ def test_a_poor_message_is_found(tmp_path: Path) -> None:
         (folder / "out").mkdir()
         raise InputError("epsilon must be > 0,\n got 0")
 
-    of_accepted = answer(Mistake("taken", lambda folder: None, ()))
-    assert of_accepted.faults == ("nothing is said",)
+    accepted_answer = answer(Mistake("taken", lambda folder: None, ()))
+    assert accepted_answer.faults == ("nothing is said",)
     assert answer(Mistake("raised", raise_key_error, ("epsilon",))).faults == ("traceback",)
-    of_leftovers = answer(Mistake("left", leave_a_folder, ("epsilon", "> 0", "delta")))
-    assert of_leftovers.faults == ("leaves out", "does not say delta")
-    lines = list(table([(Mistake("taken", lambda folder: None, ()), of_accepted)]))
+    vague_answer = answer(Mistake("left", leave_a_folder, ("epsilon", "> 0", "delta")))
+    assert vague_answer.faults == ("leaves out", "does not say delta")
+    lines = list(table([(Mistake("taken", lambda folder: None, ()), accepted_answer)]))
     assert lines[0].startswith("1 mistakes, 0 good")
 
 

@@ -131,9 +131,9 @@ def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.A
         }
         assert verdict.best == min(finals, key=lambda label: finals[label])
         assert len(finals) == 2
-        of_locals = {name: advice.baseline(name).regret.mean for name in ("alone", LESS)}
-        assert verdict.alone == min(of_locals, key=lambda name: of_locals[name])
-        difference = finals[verdict.best] - of_locals[verdict.alone]
+        local_regrets = {name: advice.baseline(name).regret.mean for name in ("alone", LESS)}
+        assert verdict.alone == min(local_regrets, key=lambda name: local_regrets[name])
+        difference = finals[verdict.best] - local_regrets[verdict.alone]
         assert verdict.against_alone[0] == pytest.approx(difference)
         mean, stderr = verdict.against_alone
         assert verdict.helps == (mean < -2.0 * stderr)
@@ -191,13 +191,13 @@ def test_the_written_spec_has_the_recommended_curves(advice: fastfed.advice.Advi
 
 def test_bytes_are_those_of_the_run(advice: fastfed.advice.Advice) -> None:
     verdict = advice.verdicts[0]
-    one = advice[verdict.best]
-    keys = {k: v for k, v in one.keys.items() if k != "algorithm"}
+    recommended = advice[verdict.best]
+    keys = {k: v for k, v in recommended.keys.items() if k != "algorithm"}
     table = {"kind": "sphere", "dimension": 3, "actions": 5}
-    simulated = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[
-        0
-    ]
-    assert one.bytes_sent == simulated.bytes_sent
+    simulated = fastfed.simulate(
+        table, recommended.keys["algorithm"], silos=8, horizon=300, **keys
+    ).curves[0]
+    assert recommended.bytes_sent == simulated.bytes_sent
 
 
 def test_an_environment_that_cannot_be_scaled_is_simulated_for_fewer_rounds(tmp_path: Path) -> None:
@@ -332,11 +332,15 @@ def test_a_noisier_candidate_of_one_schedule_is_recognised() -> None:
     ]
     candidates, failed = build_candidates(question(), "silo-ldp", wanted)
     assert not failed and len(candidates) == 6
-    of = {(c.release, c.batch_size): c for c in candidates}
-    assert noisier(of["tree", 5], of["toeplitz", 5])
-    assert not noisier(of["toeplitz", 5], of["tree", 5])
-    assert not noisier(of["tree", 5], of["toeplitz", 20])
-    assert of["toeplitz", 5].noise_std < of["honaker", 5].noise_std < of["tree", 5].noise_std
+    by_key = {(c.release, c.batch_size): c for c in candidates}
+    assert noisier(by_key["tree", 5], by_key["toeplitz", 5])
+    assert not noisier(by_key["toeplitz", 5], by_key["tree", 5])
+    assert not noisier(by_key["tree", 5], by_key["toeplitz", 20])
+    assert (
+        by_key["toeplitz", 5].noise_std
+        < by_key["honaker", 5].noise_std
+        < by_key["tree", 5].noise_std
+    )
 
 
 def test_helper_functions() -> None:

@@ -86,8 +86,10 @@ def test_the_default_of_a_curve_is_a_candidate(trust: str) -> None:
         plan = ALGORITHMS["private-fedlinucb"].make(keys, problem.problem).plan
         actual, failed = build_candidates(problem, trust, recipes(problem, trust))
         assert not failed
-        alike = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
-        assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in alike)
+        same_rounds = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
+        assert any(
+            (c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same_rounds
+        )
 
 
 def test_every_trust_model_has_its_releases() -> None:

@@ -107,7 +107,7 @@ def test_each_action_is_a_different_linear_map_of_the_record():
     assert np.abs(rows[:, 0] - rows[:, 1]).max() > 0.1
 
 
-def test_the_seed_is_a_constant_of_the_projections(file):
+def test_the_seed_fixes_the_projections(file):
     first = pool_of(file, 2, 4, label="kind")
     np.testing.assert_array_equal(first.values, pool_of(file, 2, 4, label="kind").values)
     other = pool_of(file, 2, 4, label="kind", projection_seed=1)

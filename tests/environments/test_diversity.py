@@ -138,7 +138,7 @@ def test_one_tie_makes_the_margin_infinite():
 
 
 def test_the_margin_is_the_largest_ratio():
-    """Compute the ratio at ranks 100 and above; equal gaps count together."""
+    """Check the ratio of a rank's share to its gap, from rank 100 on; equal gaps count together."""
     gaps = np.repeat([0.1, 0.2, 1.0], [150, 450, 400])
     expected = max(0.15 / 0.1, 0.6 / 0.2, 1.0)
     value, error = margin(gaps)

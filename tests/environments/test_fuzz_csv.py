@@ -94,7 +94,7 @@ def test_a_label_beyond_any_number_is_refused(tmp_path):
         from_table(read_table(path), "label", None, None)
 
 
-def test_a_csv_of_many_columns_is_read_in_its_time(tmp_path):
+def test_a_csv_of_many_columns_is_read_in_20_seconds(tmp_path):
     names = [f"gene{i}" for i in range(40_000)]
     path = tmp_path / "wide.csv"
     cells = [",".join(str(i % 7) for i in range(j, j + 40_000)) for j in range(4)]

@@ -406,7 +406,7 @@ def test_a_cache_that_cannot_be_written_is_warned_of_and_not_needed(file, tmp_pa
 
 @pytest.mark.filterwarnings("ignore:.*has changed since it was written")
 @pytest.mark.parametrize("name", ["features.npy", "meta.json", "starts.npy"])
-def test_a_damaged_cache_is_made_anew(file, name):
+def test_a_damaged_cache_is_made_again(file, name):
     first = read_letor(file)
     expected = np.array(first.features)
     damaged = first.folder / name
@@ -417,7 +417,7 @@ def test_a_damaged_cache_is_made_anew(file, name):
 
 
 @pytest.mark.filterwarnings("ignore:.*has changed since it was written")
-def test_a_damaged_pool_in_the_cache_is_made_anew(file):
+def test_a_damaged_pool_in_the_cache_is_made_again(file):
     expected = letor_pool(file, 2).means.copy()
     (values,) = read_letor(file).folder.glob("pools/*/values.npy")
     values.write_bytes(values.read_bytes()[:-4])

@@ -870,8 +870,10 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
         ]
         run = {"horizon": 30, "silos": 2, "checkpoints": 5}
         results = fastfed.simulate(make(kind), curves=curves, **run)
-        alone = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
-        np.testing.assert_array_equal(results["changed"].group_regret, alone.curves[0].group_regret)
+        separate = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
+        np.testing.assert_array_equal(
+            results["changed"].group_regret, separate.curves[0].group_regret
+        )
         assert (results["changed"].group_regret != results["base"].group_regret).any()
 
 

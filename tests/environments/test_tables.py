@@ -146,7 +146,7 @@ def test_frames_of_silos_are_simulated_and_certified():
     )
     keys = {"protocol": "central", "epsilon": np.float32(1.0), "delta": 1e-4, "batch_size": 5}
     results = fastfed.simulate(environment, "private-fedlinucb", horizon=15, **keys)
-    # Scales are read from the data, so that the guarantee has a condition.
+    # Scales are read from the data, so the guarantee is conditional.
     assert results.curves[0].certificate["status"] == "conditional" and results.silos == 2
 
 

@@ -79,7 +79,7 @@ def test_below() -> None:
     assert verdict({"below": ["A", "B"]}, A, B) == "fails"
     assert verdict({"below": ["C", "B"]}, B, C) == "undecided"
     assert verdict({"below": ["B", "C"]}, B, C) == "undecided"
-    # One failure decides, whatever the others; one doubt leaves the rest undecided.
+    # One pair that fails decides; otherwise one undecided pair leaves the claim undecided.
     assert verdict({"below": ["A", "B", "C"]}, A, B, C) == "fails"
     assert verdict({"below": ["C", "B", "A"]}, A, B, C) == "undecided"
 

@@ -220,8 +220,8 @@ def test_a_lock_ends_with_its_process(path, tmp_path):
     while not (out / FILE).exists():
         assert first.poll() is None
         time.sleep(0.02)
-    again = command("run", path, "-o", out)
-    assert again.exit_code == 2 and f"process {first.pid} on" in again.stderr
+    second = command("run", path, "-o", out)
+    assert second.exit_code == 2 and f"process {first.pid} on" in second.stderr
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
     assert (out / LOCK).exists()  # a killed process cannot remove its lock
