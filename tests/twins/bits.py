@@ -10,7 +10,7 @@ from twins.random import Array, _bits53, _unit_f64, log, philox
 
 
 def touched_levels(leaf: int, releases: int) -> list[int]:
-    """Return levels of the tree nodes that hold a leaf, lowest first."""
+    """Return the levels of the tree nodes that hold a leaf, lowest first."""
     levels, node = [], leaf
     while node <= releases:
         levels.append((node & -node).bit_length() - 1)
