@@ -1,16 +1,16 @@
-"""Federations of real processes under random faults, for as long as asked.
+"""Run federations of real processes under random faults for a given time.
 
     scripts/chaos --seconds 600 --seed 1 --folder /var/tmp/chaos
 
-Plans are drawn by the seed among all that can be deployed and run as processes of their own, each
-made by the commands of docs/run-it-for-real.md. Parties are killed, stopped, restored from old
-backups, their disks filled, their clocks set wrong; their network drops, delays and cuts messages;
-strangers flood their ports. After every fault the script does what the pages tell a person to do.
-What must hold is checked from outside alone: from bytes on the wire, copies of stores, statuses,
-standard errors, and answers to the applications.
+The seed draws plans among all that can be deployed. Their parties run as separate processes, made
+by the commands of docs/run-it-for-real.md. Parties are killed, stopped and restored from old
+backups, their disks are filled, and their clocks are set wrong; their network drops, delays and
+cuts messages; strangers flood their ports. After every fault the script does what the pages tell a
+person to do. The invariants are checked only from outside: from bytes on the wire, copies of
+stores, statuses, standard errors, and answers to the applications.
 
 ``log.jsonl`` in the folder has a line for each action and finding. Folders of plans with a finding
-stay, others are deleted. Exit code 1 if anything was violated. Full disks need root (a tmpfs).
+are kept, others are deleted. Exit code 1 if anything was violated. Full disks need root (a tmpfs).
 """
 
 from __future__ import annotations
@@ -41,12 +41,10 @@ from typing import Any
 import msgspec
 
 YEAR = 365.25 * 86400
-EXIT, ANSWER = (
-    5.0,
-    10.0,
-)  # seconds: allowed time to end after SIGTERM, and to answer a member during a flood
+# Seconds in which a party must end after SIGTERM, and answer a member during a flood.
+EXIT, ANSWER = 5.0, 10.0
 SETTLE = 4.0  # seconds until a status must show a change: a few polls of the hub
-GIVE_UP = 110.0  # seconds after the last fault and closing date: a minute of `unheard`, and more
+GIVE_UP = 110.0  # seconds after the last fault and closing date; longer than a minute of `unheard`
 LINEAR = 'protocol = "{}"\nhorizon = 100\nbatch_size = 20\nepsilon = 1.0\ndelta = 1e-6\n'
 ROBIN = """algorithm = "robin"\nhorizon = 126\nepsilon = 2.0\ndelta = 1e-5\ninitial_phases = 2
 diversity = 0.05\nconcentration_multiplier = 1e-3\n"""
@@ -62,7 +60,7 @@ SYSTEMS = {
     "robin": (ROBIN, ""),
     "fed-svt": (SVT, ""),
     "own-clocks": (LINEAR.format("silo-ldp"), ""),
-}  # [system], and how sums are kept secret: with shares or masks every silo is in every set
+}  # [system], and how sums are kept secret; with shares or masks every silo is in every set
 PERIODS = 5  # periods of a plan; with clocks, of its fastest silo
 CLOCK = '''"""Shift the wall clock of a party by the seconds in a file; monotonic clocks stay."""
 import os
@@ -100,7 +98,7 @@ CORNERS = {
 
 
 class Journal:
-    """Log of actions and findings, counts of what was done, and the table at the end."""
+    """Write the log of actions and findings, and count them for the table at the end."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.seed, self.stop = args, args.seed, threading.Event()
@@ -158,9 +156,9 @@ def certificates(folder: Path) -> None:
     """Create a certificate authority, and certificates for the hub and one member."""
     folder.mkdir()
     (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
-    usual = "-newkey rsa:2048 -nodes -subj /CN={0} -keyout {0}.key"
+    new_key = "-newkey rsa:2048 -nodes -subj /CN={0} -keyout {0}.key"
     for name in ("ca", "hub", "member"):
-        request = f"req {usual.format(name)} "
+        request = f"req {new_key.format(name)} "
         if name == "ca":
             commands = [request + "-x509 -days 9 -out ca.pem"
                         " -addext keyUsage=critical,keyCertSign,cRLSign"]  # fmt: skip
@@ -204,7 +202,7 @@ class Proxy:
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        """Pass a connection on to the hub, with the present fault of the network."""
+        """Forward a connection to the hub under the current fault of the network."""
         mode = self.mode if self.rng.random() < 0.7 else ""
         limit = self.rng.randrange(900) if mode == "cut" else 1 << 40
         with client, suppress(OSError):
@@ -333,12 +331,12 @@ class Party:
         self.folder, self.errors = plan.home / name, plan.home / f"{name}.err"
         self.clock, self.process, self.options = plan.home / f"{name}.clock", None, []
         self.fault = self.mounted = ""
-        self.expected = self.restored = self.answered = (
-            False  # whether it runs; whether it ever had an old state
-        )
+        # Whether the party should run, ever got an old state, and has answered since its start.
+        self.expected = self.restored = self.answered = False
         self.clock_moved, self.healed, self.backups = False, 0.0, []
-        self.lock = threading.RLock()  # saved by the application, to compare after restores
-        self.acked: dict[str, list[Any]] = {}  # id -> [when decided, reward, when rewarded]
+        self.lock = threading.RLock()
+        # The application's copy, to compare after restores: id -> [when decided, reward, when].
+        self.acked: dict[str, list[Any]] = {}
         self.spent, self.recovering, self.started = 0.0, 0.0, 0.0
 
     def mount(self) -> None:
@@ -484,9 +482,9 @@ class Party:
         return source.name
 
 
-def releases_of(said: dict[str, Any]) -> int:
-    """Return how many releases, or views, a status says that its party has."""
-    return said.get("views", said.get("released", said.get("model")))
+def releases_of(status: dict[str, Any]) -> int:
+    """Return the number of releases, or of views, in a party's status."""
+    return status.get("views", status.get("released", status.get("model")))
 
 
 def broadcasts_of(folder: Path) -> dict[str, str]:
@@ -497,7 +495,7 @@ def broadcasts_of(folder: Path) -> dict[str, str]:
 
 
 class Plan:
-    """One federation from its keys to its last release."""
+    """Run one federation from its keys to its last release."""
 
     def __init__(self, journal: Journal, number: int) -> None:
         args, self.rng = journal.args, random.Random(f"{journal.seed}/{number}")
@@ -559,10 +557,10 @@ class Plan:
             return self.start + number * self.period
         return self.start + self.moments[min(number, len(self.moments)) - 1]
 
-    # ---- making it, as the pages say ----
+    # ---- making the plan, as the pages describe ----
 
     def cli(self, *words: str) -> str:
-        """Run a command as a person does; it must not show a traceback."""
+        """Run a command as a person does, without a traceback; return its output if it succeeds."""
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         result = subprocess.run(
             [self.fastfed, *words],
@@ -687,7 +685,7 @@ class Plan:
         return silo.ask("reward", id=decision, reward=reward)
 
     def watch(self) -> None:
-        """Query the status of all parties each second; measure how long each does not answer."""
+        """Query the status of all parties each second, and judge the statuses."""
         while not self.ended:
             began = time.monotonic()
             code, status = self.hub_status()
@@ -763,13 +761,13 @@ class Plan:
                 return True
         return False
 
-    def names_one_of(self, name: str, said: dict[str, Any] | None, causes: set[str]) -> bool:
+    def names_one_of(self, name: str, status: dict[str, Any] | None, causes: set[str]) -> bool:
         """Return whether a status names one of the parties at fault."""
-        waits = (said or {}).get("waits") or {}
+        waits = (status or {}).get("waits") or {}
         if name in causes or causes & set(waits.get("who") or ()):
             return True
         # Any party that compares clocks may report a wrong clock.
-        return bool((said or {}).get("clock_off"))
+        return bool((status or {}).get("clock_off"))
 
     # ---- faults ----
 
@@ -806,7 +804,7 @@ class Plan:
         elif kind == "full disk":
             party.fill()
             choice = rng.random()
-            if choice < 0.6:  # an end, or a start, while it is full
+            if choice < 0.6:  # the process ends, or starts, while its disk is full
                 self.later(repair_after / 3, party.terminate if choice < 0.3 else party.kill)
             if choice < 0.4:
                 self.later(repair_after / 2, party.start)
@@ -830,7 +828,8 @@ class Plan:
         if "clock" in party.fault:
             party.shift(0.0)
         if party.fault == "clock over restart":
-            party.terminate()  # a jump back would be believed after ten minutes only
+            # A running party would trust the corrected clock only after ten minutes.
+            party.terminate()
         if not party.running:
             party.start()
         party.fault, party.healed = "", time.monotonic()
@@ -867,7 +866,7 @@ class Plan:
             if party.expected and not party.running:
                 code = party.process.poll()
                 last = party.errors.read_text(errors="replace")[-400:]
-                # A party that is started on a full disk says so and ends, as the page says.
+                # A party that is started on a full disk reports this and ends, as the page says.
                 excused = "disk" in party.fault or "cannot be written" in last[-120:]
                 self.check("no party ends by itself", excused, who=party.name, code=code, last=last,
                            fault=party.fault)  # fmt: skip
@@ -905,7 +904,7 @@ class Plan:
                        before=silo.spent)  # fmt: skip
             silo.spent = spent
 
-    # ---- one life ----
+    # ---- one run ----
 
     def run(self) -> None:
         """Run the whole plan."""

@@ -1,4 +1,4 @@
-"""Records of a CSV in the plainest way: cells by the csv module, numbers by fractions."""
+"""Read the records of a CSV in the plainest way: cells by the csv module, numbers by fractions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     """Return (features, class and silo of each record); None if the table must be refused."""
     try:
         data = gzip.decompress(data) if name.endswith(".gz") else data
-        if data.startswith((b"PK\x03\x04", b"PAR1")):  # text as well, but no table's
+        if data.startswith(
+            (b"PK\x03\x04", b"PAR1")
+        ):  # also text, but of a ZIP archive or a Parquet file
             return None
         text = normalize("NFC", data.decode("utf-8-sig"))
-        comma = separator(text)
-        reader = csv.reader(io.StringIO(text, ""), delimiter=comma, strict=True)
+        mark = separator(text)
+        reader = csv.reader(io.StringIO(text, ""), delimiter=mark, strict=True)
         rows = [[c.strip() for c in row] for row in reader]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error):
         return None
@@ -47,7 +49,7 @@ def oracle(data: bytes, name: str, label: str, silo: str | None) -> Records | No
     if len(set(names)) != len(names) or label not in names or (silo and silo not in names):
         return None
     columns = {n: [row[i] for row in rows[1:]] for i, n in enumerate(rows[0]) if n}
-    if comma != ",":
+    if mark != ",":
         for cells in columns.values():
             present = [c for c in cells if c not in MISSING]
             swapped = [c.replace(",", ".") for c in present]
@@ -128,7 +130,7 @@ def one_form(cells: list[str]) -> list[str]:
 
 
 def separator(text: str) -> str:
-    """Return the mark that is most frequent in the header, outside quotes, and fits 49 records."""
+    """Return the most frequent mark of the header that gives it and 49 records equal lengths."""
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line.strip(' \t,;|"'):
             break

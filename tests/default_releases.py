@@ -56,7 +56,7 @@ class Measured:
 
     @property
     def excess(self) -> float:
-        """Return relative excess of the default release's regret over the smallest regret."""
+        """Return the relative excess of the default release's regret over the smallest regret."""
         return self.regret[self.default][0] / min(mean for mean, _ in self.regret.values()) - 1.0
 
 

@@ -1,25 +1,27 @@
-"""Digests of what every figure plays and promises at its quick size, and what differs from them.
+"""Compute digests of every figure's results and plans at its quick size, and compare them.
 
-`scripts/digest` writes them into figures_quick.json, and test_figures_digest.py holds the package
-to them. A curve has four: of results as `fastfed.run` gives them, times left out, and of its plan.
+`scripts/digest` writes the digests into figures_quick.json, and test_figures_digest.py compares the
+package with them. A curve has four: three of its results by `fastfed.run` without times, and one of
+its plan.
 
 - play: rounds, group regret of every replicate at every checkpoint, synchronisations, bits and
   bytes up and down, and events (clips, indefinite, ...);
-- certificate: its plain data, words included, but not which version made it, and when;
-- bounds: what theory says at the checkpoints;
-- plan: the floating-point numbers that it holds, as a set: what they are called and where they
-  stand does not count. It sees what moves no action, and so no regret: a radius' last bits.
+- certificate: its plain data with all words, but without the version that made it and the date;
+- bounds: the bounds of the theory at the checkpoints;
+- plan: the set of its floating-point numbers; their names and places do not count. It also detects
+  changes that change no action, and so no regret, such as the last bits of a radius.
 
-Each is stored twice: of all bits, and of numbers to 8 significant digits. An equal digest of all
-bits means equal results: of SHA-256 the first 16 hex digits are kept. It is asked for where
-`arithmetic` is equal, too. The compiled core gives equal bits on all processors, but some curves
-call NumPy, BLAS, libm or SciPy, whose last bits depend on processor and version; elsewhere 8 digits
-must agree. That can fail without a fault, where a last bit decides an action or a number lies at
-the edge of two roundings. Seen with other kernels on one processor, all of it below 1e-13:
+Each digest is stored twice: of all bits, and of numbers rounded to 8 significant digits. A digest
+is the first 16 hex digits of SHA-256, so equal digests of all bits mean equal results. All bits
+must be equal where `arithmetic` is equal. The compiled core gives equal bits on all processors, but
+some curves call NumPy, BLAS, libm or SciPy, whose last bits depend on processor and version. Where
+`arithmetic` differs, only 8 digits must agree. This can fail without a fault, if a last bit decides
+an action or a number lies at the edge of two roundings. Differences that were seen with other
+kernels on one processor, all below 1e-13:
 
 - BLAS: regret of fed-dp-ope-stoch, by the dot product of mean losses and weights;
 - vectors of NumPy: regret of hedge, plans and certificates of fed-svt and the vector sum, bounds;
-- libm without FMA: bounds alone.
+- libm without FMA: only bounds.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-# Before NumPy is loaded: how sums are divided among threads of BLAS decides last bits.
+# Set before NumPy is loaded: last bits depend on how BLAS divides sums among threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import msgspec
@@ -61,7 +63,7 @@ def names() -> list[str]:
 
 
 def digests_of_figure(name: str) -> dict[str, Digests]:
-    """Return the digests of a figure's curves, by label, as `reproduce NAME --quick` plays them."""
+    """Return the digests of a figure's curves, by label, as `reproduce NAME --quick` runs them."""
     experiment = sized_experiment(experiments.figure(name), size="quick")
     with tempfile.TemporaryDirectory() as folder:
         results = fastfed.run(experiment, folder)
@@ -70,7 +72,7 @@ def digests_of_figure(name: str) -> dict[str, Digests]:
 
 
 def digests(curve: Any, plan: Any) -> Digests:
-    """Return the digests of a curve of results and of what was played, by kind."""
+    """Return the digests of a curve's results and of its plan, by kind."""
     counts = {name: np.asarray(count, np.float64) for name, count in curve.counts.items()}
     contents = {
         "play": {
@@ -126,7 +128,7 @@ def _plain(value: Any, digits: int | None) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
         return [_plain(inner, digits) for inner in value]
     if isinstance(value, (float, np.floating)):
-        # Adding 0 takes the sign from zero, which is no digit.
+        # Adding 0 turns -0.0 into 0.0: a sign is not a digit.
         return float(value).hex() if digits is None else f"{value + 0.0:.{digits - 1}e}"
     return int(value) if isinstance(value, np.integer) else value
 
@@ -162,9 +164,9 @@ def arithmetic() -> str:
 def differences(
     name: str, stored: dict[str, Digests], found: dict[str, Digests], *, exact: bool
 ) -> list[str]:
-    """Return what differs in a figure, a sentence for each curve; empty where nothing does.
+    """Return a sentence for each curve of a figure that differs, is new or is gone.
 
-    ``exact``: whether all bits must be equal, or the first 8 digits of numbers.
+    ``exact``: compare all bits; otherwise the first 8 digits of numbers.
     """
     messages = [f"{name}: {label}: this curve is new" for label in found if label not in stored]
     messages += [f"{name}: {label}: this curve is gone" for label in stored if label not in found]
@@ -190,7 +192,7 @@ def load() -> dict[str, Any]:
 
 
 def write(figures: dict[str, dict[str, Digests]]) -> None:
-    """Store digests, a line for each curve: a diff then names those that changed."""
+    """Store digests with one line for each curve, so that a diff names the changed curves."""
     libc = " ".join(platform.libc_ver())
     header = {
         "made_with": f"{platform.machine()}, {libc}, numpy {np.__version__}, "

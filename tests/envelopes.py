@@ -1,8 +1,8 @@
 """Hostile envelopes against hub, silos and helper; `scripts/envelopes` sends millions.
 
-Each is refused, or answered with nothing, and leaves the receiver as it was; none takes long or
-much memory. They are mutations of true messages, made-up msgpack, messages of other plans and of
-other senders, and malformed bodies that a member signed.
+Each must be refused or get no answer, must not change the receiver, and must not take long or much
+memory. The envelopes are mutations of real messages, made-up msgpack, messages of other plans and
+of other senders, and malformed bodies that a member signed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Target:
         return self.deployment.processes[name].party
 
     def state(self, name: str) -> dict[str, str]:
-        """Return all that a party knows, as text."""
+        """Return the state of a party as text, by attribute."""
         attributes = vars(self.party(name)) | vars(self.party(name).__dict__.get("model", object))
         sessions = attributes.get("sessions")
         plain = dict | set | list | tuple | bytes | str | int | float | np.ndarray | None
@@ -69,7 +69,7 @@ class Target:
         for key in ("decisions", "ended"):
             if hasattr(attributes.get(key), "count"):
                 texts[key] = repr(attributes[key].count)
-        # When a party last sent something is shown to operators, and decides nothing.
+        # Times of the last messages are only shown to operators; no decision depends on them.
         texts.pop("contacts", None)
         return texts
 
@@ -126,7 +126,7 @@ _DOUBLES = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1e30, 5e-3
 
 
 def mutated(t: Target, rng: Random) -> bytes:
-    """Return a true message after random changes."""
+    """Return a real message after random changes."""
     data = bytearray(rng.choice(t.sent))
     for _ in range(rng.choice((1, 1, 1, 2, 8))):
         position, kind_of_change = rng.randrange(len(data) or 1), rng.randrange(8)

@@ -358,7 +358,7 @@ class Remembering(MemoryStore):
 
 
 def learned(party):
-    """Return everything that the records of a silo have led to."""
+    """Return the part of a silo's state that its records determine."""
     names = ("_learning_count", "clipped_features", "clipped_rewards", "_has_subjects",
              "_record_count", "_learning_by_period", "_old_places")  # fmt: skip
     state = {name: copy.copy(getattr(party, name, None)) for name in names}

@@ -32,7 +32,7 @@ LATER = {"start": federation.START + 1000, "period": 100, "grace": 50, "reward_d
 
 @cache
 def plan(kind):
-    """Return the compiled plan."""
+    """Return the compiled plan of one of `KINDS`; compile it once."""
     budget = {"epsilon": 1.0, "delta": 1e-6}
     if kind in EXPERTS:
         keys = {"algorithm": kind, **EXPERTS[kind]} | ({"threshold": 4.0} if "svt" in kind else {})

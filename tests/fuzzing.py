@@ -1,7 +1,7 @@
 """Inputs as users break them: specs, LETOR files and CSVs, made valid and then damaged.
 
-Every maker takes a ``random.Random``, hypothesis's own (``st.randoms``) among them, so that a
-failing case is shrunk like any other.
+Every maker takes a ``random.Random``. It may be one of hypothesis (``st.randoms``), which then
+shrinks failing cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastfed.environments import ENVIRONMENTS
 from fastfed.experts import ALGORITHMS as EXPERTS
 from fastfed.simulation.systems import ALGORITHMS
 
-#: Numbers that someone will hand in.
+#: Numbers that some user will pass.
 NUMBERS = (
     *(0, 1, -1, 2, 3, 7, 2**31, 2**32, 2**63, 2**64, 2**200, 10**400, -(10**400)),
     *(0.0, -0.0, 0.5, 1.0, -1.0, 1e-300, 5e-324, 1e-9, 0.999999, 1.5, 1e6, 1e308, -1e308),
@@ -47,7 +47,7 @@ class Hang(BaseException):
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raise Hang in a body that runs longer than this; without alarms on a system, let it run."""
+    """Raise Hang in a body that runs longer than this; on systems without alarms, let it run."""
     if not hasattr(signal, "SIGALRM"):
         yield
         return
@@ -193,7 +193,7 @@ def damaged_spec(rng: Random) -> dict[str, Any]:
     return spec
 
 
-#: What keys that are texts may say, over all algorithms.
+#: Valid values of keys that are texts, over all algorithms.
 WORDS = {
     "radius": ("direct", "lemma-c2", "lemma-c4", "lemma-a2", "published-code", "proposition-2"),
     "regularizer": ("from-noise", "published-code", "lemma-a4"),
@@ -264,7 +264,7 @@ def extreme_spec(rng: Random) -> dict[str, Any]:
 
 
 def fit_key(rng: Random, curve: dict[str, Any]) -> None:
-    """Give a curve another value of one of its algorithm's own keys."""
+    """Give a curve another value of one of its algorithm's keys."""
     keys = ALGORITHMS[curve["algorithm"]].config
     hints = get_type_hints(keys)
     key = rng.choice(keys.__struct_fields__)
@@ -280,7 +280,7 @@ KEYS_OF_WORLDS = (
 
 
 def change_spec(rng: Random, spec: dict[str, Any]) -> None:
-    """Damage a spec in place: a key, a value, or a place at random."""
+    """Damage a spec in place: change, remove or add a random key or value."""
     kind = rng.randrange(10)
     curves = [c for c in spec["curve"] if isinstance(c, dict)] if _listed(spec) else []
     known = [c for c in curves if str(c.get("algorithm")) in ALGORITHMS.builtin]
@@ -537,7 +537,7 @@ CELLS = (
 
 
 def csv_cell(rng: Random, text: str) -> str:
-    """Return a cell as it is written: quoted where it must be, or also where it need not."""
+    """Return a cell as CSV: in quotes where they are needed, and sometimes where they are not."""
     if any(c in text for c in ',"\r\n') or rng.random() < 0.1:
         return '"' + text.replace('"', '""') + '"'
     return text

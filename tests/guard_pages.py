@@ -1,8 +1,8 @@
-"""A pytest plugin of scripts/sanitize: NumPy's new arrays end where a page of memory ends, and the
-next page may not be touched.
+"""A pytest plugin of scripts/sanitize: NumPy's new arrays end where a page of memory ends, and
+access to the next page is forbidden.
 
-AddressSanitizer does not see what masked vector instructions read and write. The processor does:
-a kernel that goes past the end of an array, scratch included, is killed.
+AddressSanitizer does not check what masked vector instructions read and write. The processor does:
+it stops a kernel that reads or writes past the end of an array, also of a scratch array.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ import numpy as np
 
 PAGE = mmap.PAGESIZE
 NO_ACCESS = 0
-#: So many arrays at a time: each takes two of the 65 530 pieces that Linux lets memory be cut into.
+#: Largest number of guarded arrays at a time: each takes two of the 65 530 mappings of a process.
 MOST = 20_000
-# What makes the arrays that reach the kernels; Cython's wrappers look them up in numpy, too.
+# Functions that make the arrays of the kernels; Cython's wrappers look them up in numpy, too.
 MAKERS = ("empty", "zeros", "ones", "full", "array", "ascontiguousarray", "asfortranarray")
 MAKERS += ("empty_like", "zeros_like", "concatenate", "stack", "arange", "eye")
 

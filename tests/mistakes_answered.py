@@ -1,4 +1,4 @@
-"""What looks like a mistake and has an answer: little data, odd labels, read-only places."""
+"""Cases that look like mistakes and get an answer: little data, odd labels, read-only folders."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ high = 1.0
 
 
 def spec(folder: Path) -> str:
-    """Create the folders of four parties, and return a spec with the keys of these parties."""
+    """Create the folders of three parties, and return a spec with the keys of these parties."""
     from fastfed.deployment.folder import make_keys
 
     text = HEAD
@@ -55,14 +55,14 @@ def spec(folder: Path) -> str:
     return text
 
 
-def compile_changed(old: str = "", fresh: str = "", text: str | None = None) -> Make:
+def compile_changed(old: str = "", new: str = "", text: str | None = None) -> Make:
     """Return a function that compiles a spec with a part replaced."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
         spec_text = spec(folder) if text is None else text
         assert old in spec_text, old
-        (folder / "s.toml").write_text(spec_text.replace(old, fresh, 1))
+        (folder / "s.toml").write_text(spec_text.replace(old, new, 1))
         command("deploy", "new", folder / "s.toml", folder / "plan")
 
     return make

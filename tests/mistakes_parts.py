@@ -112,8 +112,8 @@ def silo(use: Callable[[Any], object], **keys: Any) -> Make:
     return make
 
 
-def twice(selector: Any) -> None:
-    """Select twice without a reward in between."""
+def select_beyond_the_batch(selector: Any) -> None:
+    """Serve a whole batch, and select again before the report."""
     for _ in range(5):
         selector.select(np.eye(3))
         selector.observe(1.0)
@@ -335,7 +335,11 @@ PARTIES = [
         "observe before select at a silo", silo(lambda s: s.observe(1.0)), ("observe", "select")
     ),
     Mistake("a report before the batch is full", silo(lambda s: s.report()), ("report", "due")),
-    Mistake("select when a report is due", silo(twice), ("silo 0", "report", "receive", "round 6")),
+    Mistake(
+        "select when a report is due",
+        silo(select_beyond_the_batch),
+        ("silo 0", "report", "receive", "round 6"),
+    ),
     Mistake("a copy of a silo", silo(copy.copy), ("Silo", "copied", "two different noises")),
     Mistake(
         "a silo's actions of another d",

@@ -78,7 +78,7 @@ def written(use: Callable[[Any, Path], object]) -> Make:
     return make
 
 
-def world_class(name: str) -> Make:
+def class_as_environment(name: str) -> Make:
     """Return the mistake of giving an environment class in place of an environment."""
 
     def make(folder: Path) -> None:
@@ -90,7 +90,7 @@ def world_class(name: str) -> Make:
     return make
 
 
-def made_world(name: str, **keys: Any) -> Make:
+def make_environment(name: str, **keys: Any) -> Make:
     """Return the mistake of making an environment with these keys."""
 
     def make(folder: Path) -> None:
@@ -103,7 +103,7 @@ def made_world(name: str, **keys: Any) -> Make:
 
 
 class First:
-    """A policy."""
+    """A policy that always chooses action 0."""
 
     def select(self, actions: Any) -> Any:
         """Return action 0."""
@@ -115,7 +115,7 @@ class First:
 
 
 class Beyond(First):
-    """A policy that chooses an action that is not there."""
+    """A policy that chooses an action beyond the last one."""
 
     def select(self, actions: Any) -> Any:
         """Return the index after the last action."""
@@ -123,7 +123,7 @@ class Beyond(First):
 
 
 class Half(First):
-    """A policy that chooses a row of features."""
+    """A policy that returns the features of an action in place of its index."""
 
     def select(self, actions: Any) -> Any:
         """Return the features of action 0 instead of its index."""
@@ -131,7 +131,7 @@ class Half(First):
 
 
 class Needs(First):
-    """A policy with an argument."""
+    """A policy whose constructor needs an argument."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -229,7 +229,7 @@ RUNS = [
 SIMULATIONS = [
     Mistake(
         "a class in place of an environment",
-        world_class("Sphere"),
+        class_as_environment("Sphere"),
         ("environment", "Sphere", "Sphere(...)"),
     ),
     Mistake(
@@ -325,13 +325,17 @@ SIMULATIONS = [
     Mistake(
         'memory_limit = "lots"', simulate(memory_limit="lots"), ("memory_limit", "'lots'", "GB")
     ),
-    Mistake("Sphere(dim=3)", made_world("Sphere", dim=3), ("Sphere", "'dim'"), error=TypeError),
     Mistake(
-        "Sphere(dimension=0)", made_world("Sphere", dimension=0), ("dimension", ">= 1", "got 0")
+        "Sphere(dim=3)", make_environment("Sphere", dim=3), ("Sphere", "'dim'"), error=TypeError
+    ),
+    Mistake(
+        "Sphere(dimension=0)",
+        make_environment("Sphere", dimension=0),
+        ("dimension", ">= 1", "got 0"),
     ),
     Mistake(
         "Classification without data",
-        made_world("Classification"),
+        make_environment("Classification"),
         ("Classification", "'data'"),
         error=TypeError,
     ),
@@ -652,7 +656,7 @@ PRIVACY = [
     ),
     Mistake(
         "a plain function with the arguments of a compiled one",
-        made_world(
+        make_environment(
             "Python",
             function=lambda state, seed, replicate, silo, round, x, mean: 2,
             dimension=3,
@@ -662,7 +666,7 @@ PRIVACY = [
     ),
     Mistake(
         "losses as a function of the round only",
-        made_world("ObliviousLosses", function=lambda round: [0.0, 1.0], experts=2),
+        make_environment("ObliviousLosses", function=lambda round: [0.0, 1.0], experts=2),
         ("function", "(seed, replicate, silo, round)", "(round)"),
     ),
     Mistake(

@@ -47,9 +47,9 @@ algorithm = "local-linucb"
 """
 
 
-def clocked(table: str) -> Make:
-    """Return a function that runs the spec with this clock in the private curve."""
-    return spec("delta = 1e-5\nbatch_size = 10", f"delta = 1e-5\nbatch_size = 10\n{table}")
+def private_line(line: str) -> Make:
+    """Return a function that runs the spec with this further line in the private curve."""
+    return spec("delta = 1e-5\nbatch_size = 10", f"delta = 1e-5\nbatch_size = 10\n{line}")
 
 
 def log(more: str = "", propensity: float = 1 / 3, then: str = "") -> Make:
@@ -165,8 +165,10 @@ LABELS = ('"open"', '"LDP, epsilon = 1.0"', '"LDP, epsilon = 2.0"')
 SWEEP = SPEC.replace("epsilon = 1.0", "epsilon = [1.0, 2.0]")
 STATEMENT = '\n[[figure.statement]]\nsays = "x"\nbelow = ["LDP", "open"]\n'
 MISTAKES = [
-    Mistake("True in TOML", clocked("lazy = True"), ("not TOML", "line 24", "true instead of")),
-    Mistake("None in TOML", clocked("share = None"), ("not TOML", "leave the key out")),
+    Mistake(
+        "True in TOML", private_line("lazy = True"), ("not TOML", "line 24", "true instead of")
+    ),
+    Mistake("None in TOML", private_line("share = None"), ("not TOML", "leave the key out")),
     Mistake("a text without quotes", spec('"open"', "open"), ("line 14", "in quotes", '"open"')),
     Mistake("a text that does not end", spec('"open"', '"open'), ("line 14", "with a quote")),
     Mistake("10^-5", spec("1e-5", "10^-5"), ("not TOML", "line 22", "1e-6")),
@@ -174,12 +176,18 @@ MISTAKES = [
     Mistake(
         "[curve] twice", spec(text=SPEC.replace("[[curve]]", "[curve]")), ("line", "[[curve]]")
     ),
-    Mistake("clock.rate", clocked("clock = { rate = [0.5] }"), ('"rate" in clock', '"rates"')),
-    Mistake("clock.x", clocked("clock = { x = 1 }"), ('"x" in clock', "rates, asleep, by, wait")),
-    Mistake("share without until", clocked("share = { fraction = 0.5 }"), ("share.until", "takes")),
-    Mistake("delay without kind", clocked("delay = { rounds = 5 }"), ("delay.kind", "required")),
+    Mistake("clock.rate", private_line("clock = { rate = [0.5] }"), ('"rate" in clock', '"rates"')),
     Mistake(
-        "a flat clock.asleep", clocked("clock = { asleep = [3, 11] }"), ("[[3, 101]]", "got 3")
+        "clock.x", private_line("clock = { x = 1 }"), ('"x" in clock', "rates, asleep, by, wait")
+    ),
+    Mistake(
+        "share without until", private_line("share = { fraction = 0.5 }"), ("share.until", "takes")
+    ),
+    Mistake(
+        "delay without kind", private_line("delay = { rounds = 5 }"), ("delay.kind", "required")
+    ),
+    Mistake(
+        "a flat clock.asleep", private_line("clock = { asleep = [3, 11] }"), ("[[3, 101]]", "got 3")
     ),
     Mistake(
         "baseline is the label of a sweep",

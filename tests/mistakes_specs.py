@@ -58,15 +58,15 @@ def curve(keys: str) -> Make:
 
 
 def run_in_environment(
-    keys: str, curves: str = "", then: Callable[[Path], object] | None = None
+    keys: str, curves: str = "", prepare: Callable[[Path], object] | None = None
 ) -> Make:
-    """Return a function that runs the spec with a different environment."""
+    """Return a function that calls ``prepare``, and runs the spec with a different environment."""
     old_environment = SPEC[SPEC.index("[environment]") : SPEC.index("[[curve]]")]
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""
-        if then is not None:
-            then(folder)
+        if prepare is not None:
+            prepare(folder)
         changed = SPEC.replace(old_environment, "[environment]\n" + keys + "\n\n")
         if curves:
             changed = changed[: changed.index("[[curve]]")] + "[[curve]]\n" + curves
@@ -395,7 +395,7 @@ KEYS = [
         "a module with a syntax error",
         run_in_environment(
             'kind = "python"\nfunction = "mine:draw"\ndimension = 2\nactions = 2',
-            then=lambda f: (f / "mine.py").write_text("def draw(:\n"),
+            prepare=lambda f: (f / "mine.py").write_text("def draw(:\n"),
         ),
         ("function", "mine", "invalid syntax", "line 1"),
     ),
@@ -404,7 +404,7 @@ KEYS = [
         run_in_environment(
             'kind = "sphere"',
             'algorithm = "policy"\npolicy = "mine:Mine"\n',
-            then=lambda f: (f / "mine.py").write_text(
+            prepare=lambda f: (f / "mine.py").write_text(
                 "class Mine:\n    def select(self, actions):\n        return 0\n"
             ),
         ),

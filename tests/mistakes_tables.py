@@ -128,7 +128,7 @@ def arrow(change: Callable[[Any, Any], Any]) -> Make:
     return make
 
 
-def multi(frame: Any) -> Any:
+def with_two_levels(frame: Any) -> Any:
     """Return the frame with two levels of column names."""
     import pandas as pd
 
@@ -352,7 +352,7 @@ FILES = [
 FRAMES = [
     Mistake(
         "a pandas frame with two levels of columns",
-        pandas(multi),
+        pandas(with_two_levels),
         ("columns", "one level", "flat"),
         ("pandas",),
     ),

@@ -13,7 +13,7 @@ SAME = ("actions", "rewards", "group_regret", "total", "synchronisations", "bits
 
 
 def experiment(keys, environment=None, **sizes):
-    """Return an experiment of one curve; sizes replace those above."""
+    """Return an experiment of one curve; ``sizes`` replace HORIZON, SILOS and SEED."""
     return make_experiment(
         name="one curve",
         environment=environment or Sphere(dimension=4, actions=6),

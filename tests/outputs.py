@@ -41,7 +41,7 @@ def untimed(path: Path) -> object:
 
 
 def content(path: Path) -> dict[str, list[tuple[object, ...]]]:
-    """Return what a store says about its simulations, with rows in their stored order."""
+    """Return the tables of a store without its times, with rows in their stored order."""
     with closing(sqlite3.connect(path)) as db:
         rows_by_table = {
             table_name: list(db.execute(f"SELECT * FROM {table_name}"))

@@ -241,8 +241,8 @@ def linear_mu(
 
     honest: the number of silos whose shares of a secure sum count; by default the trusted silos.
     reports: the number of reports of the user's silo, if silos have their own clocks; default all.
-    Binomial noise is taken for Gaussian noise of its variance, which is a little less private than
-    it at no epsilon.
+    Binomial noise is replaced by Gaussian noise of the same variance, which is not less private at
+    any epsilon.
 
     Raises
     ------

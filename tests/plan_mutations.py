@@ -1,9 +1,9 @@
-"""Spoiled plan files, sealed again; `scripts/plan_mutations` loads as many as requested.
+"""Changed plan files, sealed again; `scripts/plan_mutations` loads as many as requested.
 
-Whoever compiles a plan writes the file. So each seed changes a file of one kind of plan, or mixes
-several, and spells it canonically. Loading must refuse it with an InputError, or return a plan
-whose certificate is that of the numbers and choices that run. The second account stands in
-`plan_accounts`.
+The party that compiles a plan can write any file. So each seed changes a file of one kind of plan,
+or mixes several, and encodes it canonically. Loading must refuse it with an InputError, or return a
+plan whose certificate is correct for the numbers and choices that run. `plan_accounts` has the
+second account, with which certificates are compared.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FIELDS = (
 AT = {name: i for i, name in enumerate(FIELDS)}
 #: Seconds and bytes that loading one file may take at most.
 SECONDS, BYTES = 5.0, 1 << 30
-#: How far a certificate may lie below the second account, and how far apart they count as equal.
+#: How far a certificate may be below the second account; how far apart both count as equal.
 BELOW, EQUAL, EQUAL_BITS = 1e-8, 1e-6, 0.03
 #: Numbers may differ from the derived ones by 2^-20 of the largest number of an array.
 NEAR = 2.0**-20 * (1.0 + 1e-9)
@@ -61,7 +61,7 @@ class Broken(AssertionError):
 
 # ---- honest files --------------------------------------------------------------------------------
 
-#: Changes of a spec's [system] that an honest compile may know; those that it refuses are left out.
+#: Changes of a spec's [system] for honest plans; changes that compiling refuses are left out.
 SYSTEMS: tuple[dict[str, Any], ...] = (
     {"epsilon": 2.0}, {"epsilon": 0.5}, {"delta": 1e-5}, {"delta": 1e-9},
     {"epsilon": 2.0, "delta": 1e-5},
@@ -520,8 +520,8 @@ def chain(rng: Random, fields: list[Any], kind: str) -> None:
     elif fields[AT["extends"]] and rng.random() < 0.6:
         inner = msgspec.msgpack.decode(fields[AT["extends"]][0])
         inner += [None] * (len(FIELDS) - len(inner))
-        changed = rng.choice((ulp, nudge_group, scale, keys, parties, calendar, helper))
-        changed(rng, inner, "silo-ldp")
+        change = rng.choice((ulp, nudge_group, scale, keys, parties, calendar, helper))
+        change(rng, inner, "silo-ldp")
         fields[AT["extends"]][0] = encoded(inner)
     else:
         fields[AT["extends"]] = hostile(rng)
@@ -619,7 +619,7 @@ def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
 
 
 def guided(rng: Random, fields: list[Any], kind: str) -> None:
-    """Compile a plan with other choices, and restore one item of the first plan."""
+    """Restore some items of the base plan in the file of a plan with other choices."""
     base = document(federation_of_all.plan(kind))
     choice, numbers, old = rng.randrange(7), fields[AT["numbers"]], base[AT["numbers"]]
     if choice == 0:
@@ -642,7 +642,7 @@ def guided(rng: Random, fields: list[Any], kind: str) -> None:
         name = rng.choice([n for n in FIELDS if base[AT[n]] != fields[AT[n]]] or ["name"])
         fields[AT[name]] = base[AT[name]]
     elif choice == 4:
-        # All numbers but those of one mechanism.
+        # Restore all numbers except those of one mechanism.
         group = rng.choice(GROUPS)
         for key in old:
             if not key.startswith(group) and key in numbers:
@@ -659,7 +659,7 @@ def guided(rng: Random, fields: list[Any], kind: str) -> None:
 
 
 def consistent(rng: Random, fields: list[Any], kind: str) -> None:
-    """Reduce the noise, and adapt what follows from it: epsilon, radii, coins, bits."""
+    """Scale the noise, and adapt the numbers that follow from it: epsilon, radii, coins, bits."""
     factor = rng.choice((0.5, 0.9, 0.999, 1.0 - 2.0**-20, 1.0 - 2.0**-21, 1.0 - 2.0**-19, 2.0))
     numbers = fields[AT["numbers"]]
     noise = (
@@ -678,7 +678,7 @@ def consistent(rng: Random, fields: list[Any], kind: str) -> None:
         numbers["encoding.noise_bits"] = [
             int(b * factor * factor) for b in numbers["encoding.noise_bits"]
         ]
-    # To first order; a loader that believes it would print a certificate of this epsilon.
+    # Epsilon to first order; a loader that trusts it would print a certificate of this epsilon.
     if rng.random() < 0.7:
         numbers["privacy.exact"] = [e / factor for e in numbers["privacy.exact"]]
     if rng.random() < 0.3:
@@ -689,7 +689,7 @@ def consistent(rng: Random, fields: list[Any], kind: str) -> None:
 def less_noise(rng: Random, fields: list[Any], kind: str) -> None:
     """Reduce Gaussian noise, or the coins of a secure sum, by about what rounding may explain.
 
-    The sealed epsilon is made that of the noise, so that only the derived numbers can object.
+    The sealed epsilon is changed to that of the noise, so that only derived numbers can differ.
     """
     numbers = fields[AT["numbers"]]
     factor = 1.0 + rng.choice((-1, -1, 1)) * 2.0**-20 * rng.choice((rng.random(), 0.99, 1.01))
@@ -744,7 +744,7 @@ def mutated(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[str, str, bytes,
         try:
             next_change(rng, fields, kind)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError):
-            # The change before removed what this change needs.
+            # An earlier change removed what this change needs.
             continue
     if rng.random() < 0.1:
         try:
@@ -824,7 +824,7 @@ def load(data: bytes) -> plans.DeployedPlan | None:
     try:
         plan = plans.load(data)
     except InputError as error:
-        # A key that nobody knows is quoted in full.
+        # A message quotes an unknown key in full.
         if len(str(error)) > 2000 + 2 * len(data):
             raise Broken(f"the refusal has {len(str(error))} characters") from error
         if any(not c.isprintable() for c in str(error)):
@@ -845,7 +845,7 @@ def load(data: bytes) -> plans.DeployedPlan | None:
 
 
 def judged(plan: plans.DeployedPlan, data: bytes) -> str:
-    """Compare a plan's certificate with a second account, and return the result; raises Broken."""
+    """Compare a plan's certificate with a second account; return the result, or raise Broken."""
     fields = msgspec.msgpack.decode(msgspec.msgpack.decode(data)[0])
     fields += [None] * (len(FIELDS) - len(fields))
     if plan.as_bytes() != data:
@@ -973,7 +973,7 @@ def nearly_equal(one: str, two: str) -> bool:
     return all(math.isclose(float(a), float(b), rel_tol=2e-3) for a, b in pairs)
 
 
-#: The caveat of noise that rounding leaves a little too small; it is true, and no break.
+#: The caveat if rounding makes the noise a little too small. It is true, so it breaks no check.
 EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 
 
@@ -997,7 +997,7 @@ def texts_of(certificate: Any) -> list[str]:
 def check_sentences(plan: plans.DeployedPlan, fields: list[Any]) -> bool:
     """Check that the certificate's texts belong to the protocol and the choices.
 
-    False if no spec of these choices is known.
+    Return False if no spec of these choices is known, so that texts cannot be compared.
     """
     certificate = plan.certificate
     if certificate.model != plan.plan.protocol.model:
@@ -1061,7 +1061,7 @@ def compiled(choices: bytes) -> plans.DeployedPlan | None:
     fields += [None] * (len(FIELDS) - len(fields))
     algorithm = fields[AT["algorithm"]]
     if algorithm not in ("private-fedlinucb", "feducb"):
-        # Compiling lowers their epsilon, so the spec's one is known of honest plans alone.
+        # Compiling lowers their epsilon, so the epsilon of the spec is known only for honest plans.
         for number in range(-1, len(changes_of(algorithm))):
             plan = honest(algorithm, number)
             if plan and encoded(choices_of(document(plan))) == choices:
@@ -1168,7 +1168,7 @@ def check_also(plan: plans.DeployedPlan, entry: Any, true_epsilon: float) -> Non
 
 
 def attempt(seed: int, kinds: tuple[str, ...] = KINDS, sizes: bool = False) -> tuple[str, ...]:
-    """Return the outcome of one seed, as words to count; raises Broken."""
+    """Return the outcome of one seed as words to count, or raise Broken."""
     kind, mutation, data, source = sized(seed) if sizes else mutated(seed, kinds)
     if data == source:
         return ("unchanged",)
@@ -1238,8 +1238,8 @@ def main() -> int:
                 judged(plan, plan.as_bytes())
     print(f"{time.monotonic() - started:10.0f}  seconds to compile honest plans", flush=True)
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        for did, problems in pool.imap(run, jobs):
-            total += did
+        for counts, problems in pool.imap(run, jobs):
+            total += counts
             broken += problems
             if problems and not arguments.keep_going:
                 break

@@ -80,7 +80,7 @@ def docstrings_and_comments(source: str) -> str:
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         text = ast.get_docstring(node) if isinstance(node, documented) else None
         for number, line in enumerate(text.split("\n"), node.body[0].lineno - 1) if text else ():
-            # Indentation is no code here; examples are.
+            # Indented lines are no code here; examples are code.
             lines[number] = "" if line.startswith(">>>") else line.lstrip()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
@@ -134,7 +134,7 @@ def paragraphs() -> list[str]:
     actual = []
     for page in pages():
         text = page.read_text(encoding="utf-8")
-        # Code leaves its line ends, so that places of paragraphs stay right.
+        # Code is replaced by its line ends, so that line numbers of paragraphs stay right.
         text = re.sub(r"(?m)^```[\s\S]*?^```", lambda m: "\n" * m[0].count("\n"), text)
         line = 1
         for part in text.split("\n\n"):

@@ -123,7 +123,7 @@ def chosen(seed: int) -> tuple[str, str, dict, dict]:
 
 
 def chosen_with_clocks(rng: Random) -> tuple[str, str, dict, dict]:
-    """Return what `chosen` returns, for plans with clocks."""
+    """Return the same values as `chosen`, for plans with clocks."""
     name, faults = rng.choice(list(CLOCKS)), rng.choice(FAULTS)
     tables: dict = {"batches": rng.choice((3, 4))}
     keys = {
@@ -146,13 +146,13 @@ def chosen_with_clocks(rng: Random) -> tuple[str, str, dict, dict]:
 
 
 def run(seed: int) -> tuple[Counter, str]:
-    """Run one schedule; return what it did, and what broke."""
+    """Run one schedule; return counts of its events, and the violation or an empty text."""
     with quickly():
         return run_drawn(seed)
 
 
 def run_drawn(seed: int) -> tuple[Counter, str]:
-    """See `run`."""
+    """Return what `run` returns; the caller has entered `quickly`."""
     name, faults, tables, keys = chosen(seed)
     if name in WITHOUT_BATCHES:
         kind, silo, hub = WITHOUT_BATCHES[name]
@@ -163,9 +163,9 @@ def run_drawn(seed: int) -> tuple[Counter, str]:
         world = ClockedWorld(clocked(clock, protocol, system=system, **tables), seed, **keys)
     else:
         world = World(deployed(PLANS[name][0], **tables), seed, **keys)
-    did: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
-    did["with wrong clocks"] = "skew" in keys
-    did["with clocks wrong by years"] = keys.get("skew") == YEARS
+    counts: Counter = Counter({"schedules": 1, f"plan {name}": 1, f"with {faults}": 1})
+    counts["with wrong clocks"] = "skew" in keys
+    counts["with clocks wrong by years"] = keys.get("skew") == YEARS
     broken = ""
     try:
         if faults == "hub restored":
@@ -175,10 +175,10 @@ def run_drawn(seed: int) -> tuple[Counter, str]:
     except Violation as violation:
         broken = str(violation)
         if "come to its end" in broken and waits_for_lost_records(name, world):
-            broken, did["wait for lost records"] = "", 1
+            broken, counts["wait for lost records"] = "", 1
     except Exception as error:  # A party must not raise any other error either.
         broken = f"{type(error).__name__}: {error}"
-    did |= Counter(
+    counts |= Counter(
         {
             "kills": world.kills,
             "silos restored": world.restores,
@@ -200,16 +200,16 @@ def run_drawn(seed: int) -> tuple[Counter, str]:
         }
     )
     if broken:
-        actual = re.match(r"invariant [0-9]", broken)
-        did[f"violations of {actual[0] if actual else 'the end'}"] = 1
-    return did, broken
+        invariant = re.match(r"invariant [0-9]", broken)
+        counts[f"violations of {invariant[0] if invariant else 'the end'}"] = 1
+    return counts, broken
 
 
 def waits_for_lost_records(name: str, world: World) -> bool:
     """Return true if too few silos have a report of the next release, since records are lost.
 
-    They gave up the report, or announced a session before that their records are incomplete. See
-    docs/deployment.md: such a plan waits.
+    These silos gave up the report, or the hub has a session derived from records that their
+    restored state lacks. Such a plan waits; see docs/deployment.md.
     """
     hub, silos = world.parties["hub"], [world.parties[silo] for silo in world.plan.silos]
     release = len(hub.broadcasts) + 1

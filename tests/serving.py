@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/serving.py --clients 1 4 16 --seconds 5 --sync-ms 0 3
 
-Each client makes a decision, sends its reward, and goes on, over one connection. One program in C
-(``load.c``) serves all clients, so that it leaves the processor to the silo. A slow disk is
+Each client requests a decision, sends its reward, and repeats this over one connection. One program
+in C (``load.c``) serves all clients, so that it leaves the processor to the silo. A slow disk is
 simulated by a library that delays each fsync by ``--sync-ms``. With ``--alone`` it runs one sync at
 a time, and all syncs that arrive meanwhile share the next one.
 *Inside* is the time in the silo, from a request's bytes to its answer's bytes. *Sync* is the time

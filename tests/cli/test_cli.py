@@ -1,4 +1,4 @@
-"""The command line: what it prints where, its exit codes, and that bad input writes nothing."""
+"""The command line: its output, its exit codes, and that bad input writes no files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from fastfed import __version__, experiments
 from fastfed.cli import COMMANDS, cli
 from fastfed.cli.output import ENGINES, PROGRESS_SECONDS, Lines, duration
-from fastfed.cli.run import COMMANDS as OF_RUNS
+from fastfed.cli.run import COMMANDS as RUN_COMMANDS
 from fastfed.environments import ENVIRONMENTS, Letor
 from fastfed.experiments.specs import quick_horizon
 from fastfed.privacy import MECHANISMS
@@ -55,7 +55,7 @@ delta = 1e-5
 batch_size = 10
 """
 
-# Long enough that it is still running when it is stopped.
+# A spec so long that its run is still going when the test interrupts it.
 LONG = SPEC.replace("horizon = 60", "horizon = 2_000_000").replace("silos = 4", "silos = 20")
 
 
@@ -74,7 +74,7 @@ def spec(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no plots where no test looks at them: drawing takes ten times as long as the runs."""
+    """Draw no plots in tests that do not look at them: drawing takes ten times as long as runs."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -118,7 +118,7 @@ def test_help_loads_nothing_heavy(args: list[str]) -> None:
     assert "fastfed" in result.stdout
 
 
-def test_a_figure_in_the_place_of_a_command_is_told_where_to_go() -> None:
+def test_a_figure_in_the_place_of_a_command_gets_a_hint() -> None:
     result = fastfed("spec", "g24-svt")
     assert result.exit_code == 2
     assert "`fastfed spec show FIGURE` prints the spec of a figure" in result.stderr
@@ -131,7 +131,7 @@ def test_a_misspelled_command_of_a_group_is_named() -> None:
     assert "deploy --help` names all" in result.stderr
 
 
-def test_what_a_function_returns_wrongly_is_said_with_its_place(tmp_path: Path) -> None:
+def test_a_wrong_return_of_a_function_is_reported_with_its_round(tmp_path: Path) -> None:
     (tmp_path / "wrong.py").write_text(
         "import numpy as np\n"
         "def draw(seed, replicate, silo, round):\n"
@@ -171,7 +171,7 @@ warnings.warn_explicit("other", UserWarning, "plugin.py", 8)
     assert result.stderr == "warning: one\nplugin.py:8: UserWarning: other\n"
 
 
-def test_help_of_the_group_says_what_each_command_says() -> None:
+def test_help_of_a_command_has_the_summary_of_the_group() -> None:
     for name, (_, summary) in COMMANDS.items():
         text = fastfed(name, "--help").output
         assert summary in " ".join(text.split()), name
@@ -211,13 +211,13 @@ def test_list_one_kind(kind: str) -> None:
 
 
 def test_calibrate_json_has_the_keys() -> None:
-    sized = ("vector-sum", "vector-batches", "secure-sum")
-    users = (*sized, "shuffled-points")
+    with_dimension = ("vector-sum", "vector-batches", "secure-sum")
+    with_users = (*with_dimension, "shuffled-points")
     for mechanism in MECHANISMS:
         result = fastfed(
             "calibrate", mechanism, "--epsilon", 1, "--delta", 1e-5, "--releases", 400, "--json",
-            *(("--users", 2500) if mechanism in users else ()),
-            *(("--dimension", 10) if mechanism in sized else ()),
+            *(("--users", 2500) if mechanism in with_users else ()),
+            *(("--dimension", 10) if mechanism in with_dimension else ()),
         )  # fmt: skip
         document = json.loads(result.stdout)
         assert list(document) == [
@@ -249,21 +249,21 @@ def test_calibrate_list_says_what_every_mechanism_is() -> None:
 
 
 def test_calibrate_scales_noise_with_the_sensitivity() -> None:
-    for mechanism, own in {
+    for mechanism, default in {
         "gaussian": 2,
         "noisy-argmin": 1,
         "laplace": 1,
         "exponential": 1,
     }.items():
         args = ("calibrate", mechanism, "--epsilon", 1, "--delta", 1e-5, "--json")
-        plain, same, three = (
+        plain, explicit, tripled = (
             json.loads(fastfed(*args, *more).stdout)
-            for more in ((), ("--sensitivity", own), ("--sensitivity", 3 * own))
+            for more in ((), ("--sensitivity", default), ("--sensitivity", 3 * default))
         )
-        assert same["noise_std"] == plain["noise_std"]
-        assert three["noise_std"] == pytest.approx(3 * plain["noise_std"], rel=1e-12)
-        assert three["mu"] == pytest.approx(plain["mu"], rel=1e-12)
-        assert f"sensitivity {3 * own}" in three["source"]
+        assert explicit["noise_std"] == plain["noise_std"]
+        assert tripled["noise_std"] == pytest.approx(3 * plain["noise_std"], rel=1e-12)
+        assert tripled["mu"] == pytest.approx(plain["mu"], rel=1e-12)
+        assert f"sensitivity {3 * default}" in tripled["source"]
 
 
 def test_audit_list_names_every_audit() -> None:
@@ -278,7 +278,7 @@ def test_audit_list_names_every_audit() -> None:
     assert fastfed("audit", "list").stdout.startswith("audit ")
 
 
-def test_privacy_plays_nothing_and_has_certificates(spec: Path) -> None:
+def test_privacy_prints_certificates_and_simulates_nothing(spec: Path) -> None:
     before = sorted(spec.parent.iterdir())
     curves = json.loads(fastfed("privacy", spec, "--json").stdout)["curves"]
     assert [c["label"] for c in curves] == ["open", "LDP, epsilon = 0.5", "LDP, epsilon = 1.5"]
@@ -299,7 +299,7 @@ def test_privacy_of_a_changed_spec_and_of_a_figure(spec: Path) -> None:
     assert [c["label"] for c in figure][:2] == ["FedLinUCB", "LDP, epsilon = 0.2"]
 
 
-def test_doctor_tells_a_flipped_bit_of_the_cache(
+def test_doctor_reports_a_flipped_bit_of_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
@@ -318,7 +318,7 @@ def test_doctor_tells_a_flipped_bit_of_the_cache(
     assert fastfed("doctor").exit_code == 0
 
 
-def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "rank.txt"
     write_letor(data, queries=3)
@@ -338,7 +338,7 @@ def test_doctor_tells_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert fastfed("doctor", "--data", tmp_path / "none").exit_code == 2
 
 
-def test_doctor_says_which_instructions_run_and_why() -> None:
+def test_doctor_names_the_instructions_in_use_and_the_reason() -> None:
     from fastfed._kernels import _native
 
     build = json.loads(fastfed("doctor", "--json").stdout)["build"]
@@ -346,10 +346,10 @@ def test_doctor_says_which_instructions_run_and_why() -> None:
     line = f"instructions: {build['level']} ("
     assert line in fastfed("doctor").stdout and build["level_reason"] in fastfed("doctor").stdout
     if _native.HAS_LEVELS and _native.PROCESSOR == "v4":
-        held = {**os.environ, "FASTFED_LEVEL": "v3"}
+        limited = {**os.environ, "FASTFED_LEVEL": "v3"}
         code = "from fastfed.cli import main; main()"
         run = subprocess.run(
-            [sys.executable, "-c", code, "doctor"], env=held, capture_output=True, text=True
+            [sys.executable, "-c", code, "doctor"], env=limited, capture_output=True, text=True
         )
         assert "v3 (AVX2), FASTFED_LEVEL=v3 limits it; the processor has v4" in run.stdout
 
@@ -438,25 +438,23 @@ def test_run_writes_the_report_and_prints_the_table(spec: Path, tmp_path: Path) 
     assert fastfed("results", out, "--csv").stdout == (out / "table.csv").read_text()
 
 
-def test_more_replicates_repeat_nothing_and_equal_a_straight_run(
-    spec: Path, tmp_path: Path
-) -> None:
-    grown, straight = tmp_path / "grown", tmp_path / "straight"
+def test_added_replicates_repeat_nothing_and_equal_one_run(spec: Path, tmp_path: Path) -> None:
+    grown, at_once = tmp_path / "grown", tmp_path / "straight"
     fastfed("run", spec, "-o", grown, "--replicates", 2)
-    first, clock = cells_of_store(grown), timings(grown)
+    first, first_timings = cells_of_store(grown), timings(grown)
     assert len(first) == 6
     assert fastfed("run", spec, "-o", grown, "--replicates", 4, "--threads", 1).exit_code == 0
-    fastfed("run", spec, "-o", straight, "--replicates", 4, "--threads", 2)
-    assert cells_of_store(grown) == cells_of_store(straight)
+    fastfed("run", spec, "-o", at_once, "--replicates", 4, "--threads", 2)
+    assert cells_of_store(grown) == cells_of_store(at_once)
     # A repeated replicate would have another time.
-    assert {k: timings(grown)[k] for k in clock} == clock
+    assert {k: timings(grown)[k] for k in first_timings} == first_timings
 
     again = fastfed("run", spec, "-o", grown, "--replicates", 4)
     assert again.exit_code == 0 and "nothing left to run" in again.stderr
     assert "4 replicates" in again.stdout
 
 
-def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
+def test_seed_option_replaces_the_seed_of_the_spec(spec: Path, tmp_path: Path) -> None:
     fastfed("run", spec, "-o", tmp_path / "a", "--seed", 7)
     spec.write_text(SPEC.replace("silos = 4", "silos = 4\nseed = 7"))
     fastfed("run", spec, "-o", tmp_path / "b")
@@ -468,7 +466,7 @@ def test_seed_replaces_the_specs(spec: Path, tmp_path: Path) -> None:
     )
 
 
-def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> None:
+def test_quick_is_a_shorter_and_different_experiment(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fastfed("run", spec, "-o", out, "--quick").exit_code == 0
     listed = json.loads(fastfed("results", out, "--json").stdout)
@@ -483,7 +481,7 @@ def test_quick_is_short_and_another_experiment(spec: Path, tmp_path: Path) -> No
 def test_the_options_name_every_engine_and_every_format() -> None:
     assert list(ENGINES) == list(engines.ENGINES)
     for command in ("run", "report"):
-        (option,) = (p for p in OF_RUNS[command].params if p.name == "formats")
+        (option,) = (p for p in RUN_COMMANDS[command].params if p.name == "formats")
         assert tuple(option.type.choices) == plot_files.ALL_FORMATS
 
 
@@ -519,13 +517,13 @@ def test_python_function_beside_the_spec(spec: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
-def test_run_writes_picture_files_that_are_asked_for_or_there(spec: Path, tmp_path: Path) -> None:
-    """Check that no old plot of fewer replicates remains beside newer results."""
+def test_run_writes_plots_that_are_requested_or_already_there(spec: Path, tmp_path: Path) -> None:
+    """Check that plots in the folder are drawn again, so that none shows fewer replicates."""
     out = tmp_path / "out"
-    asked = fastfed("run", spec, "-o", out, "--format", "svg")
-    assert asked.exit_code == 0 and "figure.svg" in asked.stderr
+    requested = fastfed("run", spec, "-o", out, "--format", "svg")
+    assert requested.exit_code == 0 and "figure.svg" in requested.stderr
     assert {p.name for p in out.glob("*.*g")} == {"figure.svg", "communication.svg"}
-    assert "as files" not in asked.stderr
+    assert "as files" not in requested.stderr
     before = (out / "figure.svg").read_bytes()
     more = fastfed("run", spec, "-o", out, "--replicates", 3)
     assert more.exit_code == 0 and "communication.svg" in more.stderr
@@ -567,7 +565,7 @@ def test_pgf_without_latex_is_refused_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-def test_report_writes_again_from_the_store(spec: Path, tmp_path: Path) -> None:
+def test_report_rewrites_the_same_files_from_the_store(spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     fastfed("run", spec, "-o", out, "--format", "png", "--format", "svg")
     before = {p.name: p.read_bytes() for p in out.iterdir()}
@@ -580,17 +578,17 @@ def test_report_writes_again_from_the_store(spec: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to a child on Windows")
-def test_interrupt_keeps_what_was_played(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_a_readable_store(tmp_path: Path) -> None:
     spec, out = tmp_path / "long.toml", tmp_path / "out"
     spec.write_text(LONG)
     child = subprocess.Popen(
         [sys.executable, "-m", "fastfed", "run", spec, "-o", out, "--threads", "1"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # Tests that were started in the background of a shell ignore it, and so would the child.
+        # Tests that a shell started in the background ignore SIGINT, and so would the child.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert child.stderr is not None
-    line = child.stderr.readline()  # the estimate: it plays from now on
+    line = child.stderr.readline()  # the estimate: the simulation starts now
     assert "agent-rounds" in line
     time.sleep(0.3)
     child.send_signal(signal.SIGINT)
@@ -616,7 +614,7 @@ def test_closed_pipe_is_quiet() -> None:
 # ---- progress ----------------------------------------------------------------------------------
 
 
-def test_lines_come_at_most_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_come_at_most_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     lines = Lines(1000, clock=lambda: now)
     for _ in range(100):
@@ -647,7 +645,7 @@ def test_every_figure_is_well_formed(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_figures_that_need_data_play_over_it(
+def test_figures_that_need_data_are_simulated_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
@@ -889,7 +887,9 @@ def test_a_core_that_is_not_built_is_one_sentence(tmp_path: Path) -> None:
     assert ran.stderr.count("\n") == 1
 
 
-def test_a_source_that_hides_what_is_installed_says_so(tmp_path: Path, monkeypatch) -> None:
+def test_a_source_folder_that_hides_an_installed_package_is_reported(
+    tmp_path: Path, monkeypatch
+) -> None:
     from importlib import metadata
 
     import fastfed._kernels as kernels

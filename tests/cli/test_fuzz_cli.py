@@ -1,4 +1,4 @@
-"""The command line with options and folders that are no good: a sentence, never a traceback."""
+"""The command line with bad options and folders: it ends in one sentence, never a traceback."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def calibrate(rng) -> list[str]:
 
 
 def refused_command(rng) -> list[str]:
-    """Return a command that must be refused at once: no figure, folder or spec of it exists."""
+    """Return a command that must be refused at once: its figure, folder or spec does not exist."""
     name = rng.choice(TEXTS)
     playing = {"--replicates": NUMBERS, "--threads": ("0", "x", "-1"), "--seed": NUMBERS}
     playing |= {"--engine": TEXTS, "--scheduler": TEXTS, "-o": TEXTS}
@@ -168,7 +168,7 @@ def write_broken_store(rng, good: bytes, path: Path) -> None:
         )
         with contextlib.suppress(sqlite3.IntegrityError):  # SQLite itself refuses some values
             db.execute(change, (value,) * change.count("?"))
-        if rng.random() < 0.5:  # as if it had been written like that
+        if rng.random() < 0.5:  # as if fastfed itself had written the damage
             digests.seal(db)
     db.close()
 
@@ -228,7 +228,7 @@ def test_found_by_fuzzing(played, tmp_path, change):
     assert "is damaged, or no store of fastfed" in command("results", tmp_path).stderr
 
 
-def test_a_statement_that_was_changed_in_a_store_gets_a_sentence(played, tmp_path):
+def test_an_invalid_statement_in_a_store_gets_a_sentence(played, tmp_path):
     path = tmp_path / "results.sqlite"
     path.write_bytes((played / "good" / "results.sqlite").read_bytes())
     with sqlite3.connect(path) as db:

@@ -1,4 +1,4 @@
-"""Specs as users break them: refused in a sentence, or planned, certified and played."""
+"""Damaged specs: each is refused in one sentence, or planned, certified and run."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def small(experiment: Experiment) -> bool:
         (w.silos <= 8, w.facts.dimension <= 40, getattr(w.facts, "actions", 1) <= 200)
         for w in (c.problem for c in experiment.curves)
     ]
-    rounds = experiment.horizon <= 80 and experiment.replicates <= 3 and len(sizes) <= 6
-    return rounds and all(map(all, sizes))
+    is_short = experiment.horizon <= 80 and experiment.replicates <= 3 and len(sizes) <= 6
+    return is_short and all(map(all, sizes))
 
 
 def check(text: bytes, folder: Path) -> None:
@@ -71,7 +71,7 @@ def check(text: bytes, folder: Path) -> None:
         try:
             results = fastfed.run(experiment, folder / "out", threads=1)
         except Exception as error:
-            # What only shows when it is simulated has its own sentence.
+            # Errors that appear only in the simulation have their own sentences.
             kind = type(error).__name__
             if kind == "InputError":
                 assert "this run needs about" in str(error), repr(error)
@@ -85,10 +85,10 @@ def check(text: bytes, folder: Path) -> None:
         assert not any(np.isnan(values).any() for values in curve.bounds.values())
 
 
-def case(rng, make):
+def check_spec(rng, make_spec):
     """Check one random spec in a new folder."""
     with tempfile.TemporaryDirectory() as folder:
-        check(make(rng), Path(folder))
+        check(make_spec(rng), Path(folder))
 
 
 def damaged(rng) -> bytes:
@@ -105,28 +105,28 @@ def extreme(rng) -> bytes:
 
 @repeat(200)
 @given(RANDOM)
-def test_a_damaged_spec_is_refused_or_plays(rng):
-    case(rng, damaged)
+def test_a_damaged_spec_is_refused_or_runs(rng):
+    check_spec(rng, damaged)
 
 
 @repeat(100)
 @given(RANDOM)
-def test_extreme_numbers_are_refused_or_play(rng):
-    case(rng, extreme)
+def test_extreme_numbers_are_refused_or_run(rng):
+    check_spec(rng, extreme)
 
 
 @pytest.mark.slow
 @repeat(20_000)
 @given(RANDOM)
-def test_many_damaged_specs_are_refused_or_play(rng):
-    case(rng, damaged)
+def test_many_damaged_specs_are_refused_or_run(rng):
+    check_spec(rng, damaged)
 
 
 @pytest.mark.slow
 @repeat(5_000)
 @given(RANDOM)
-def test_many_extreme_numbers_are_refused_or_play(rng):
-    case(rng, extreme)
+def test_many_extreme_numbers_are_refused_or_run(rng):
+    check_spec(rng, extreme)
 
 
 @repeat(200)
@@ -197,7 +197,7 @@ def test_found_by_fuzzing(spec, message):
     assert str(caught.value).isprintable()
 
 
-def test_a_smoothness_that_is_worth_no_tree_is_planned():
+def test_a_smoothness_too_small_for_a_tree_is_planned():
     losses = {"kind": "stochastic-losses", "experts": 10}
     keys = {"label": "a", "algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "smoothness": 5e-324}
     experiment_from_spec({**SPEC, "environment": losses, "curve": [keys]})
@@ -219,7 +219,7 @@ def test_norm_quantiles_are_those_of_chi_square_in_many_dimensions():
         assert norm_quantile(dimension, 1.0, 0.0, 1e-6) == pytest.approx(exact, rel=1e-7)
 
 
-def test_checks_take_numbers_of_any_size():
+def test_checks_handle_numbers_of_any_size():
     assert show(10**5000) == "a number of more than 4300 digits"
     for check in (number, integer):
         with pytest.raises(InputError, match="x must be"):

@@ -1,4 +1,4 @@
-"""Closed and full standard streams, and little address space: a sentence, and an exit code."""
+"""Closed or full standard streams, or too little address space, end in one sentence."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def shell(text):
     )  # fmt: skip
 
 
-def test_a_closed_standard_output_is_a_sentence(tmp_path):
+def test_a_closed_standard_output_gets_a_sentence(tmp_path):
     out = tmp_path / "out"
     for text in ("fastfed list >&-", f"fastfed run s.toml -o {out} >&-"):
         result = shell(text)
@@ -35,14 +35,14 @@ def test_a_closed_standard_error_is_no_error():
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full")
-def test_a_full_standard_output_is_a_sentence():
+def test_a_full_standard_output_gets_a_sentence():
     result = shell("fastfed --help > /dev/full")
     assert result.returncode == 1
     assert result.stderr == "error: output cannot be written: No space left on device\n"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ulimit -v as on Linux")
-def test_little_address_space_is_a_sentence():
+def test_little_address_space_gets_a_sentence():
     result = shell("ulimit -v 200000; fastfed list")
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: the limit of address space is 200000 kB (ulimit -v)")

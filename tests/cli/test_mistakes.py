@@ -27,22 +27,22 @@ def test_mistakes_differ() -> None:
 def test_a_poor_message_is_found(tmp_path: Path) -> None:
     """Check that accepted mistakes, other failures and vague messages are detected."""
 
-    def fails(folder: Path) -> None:
+    def raise_key_error(folder: Path) -> None:
         raise KeyError("epsilon")
 
-    def leaves(folder: Path) -> None:
+    def leave_a_folder(folder: Path) -> None:
         """Leave a folder behind, and give a message of two lines."""
         from fastfed import InputError
 
         (folder / "out").mkdir()
         raise InputError("epsilon must be > 0,\n got 0")
 
-    taken = answer(Mistake("taken", lambda folder: None, ()))
-    assert taken.faults == ("nothing is said",)
-    assert answer(Mistake("raised", fails, ("epsilon",))).faults == ("traceback",)
-    left = answer(Mistake("left", leaves, ("epsilon", "> 0", "delta")))
-    assert left.faults == ("leaves out", "does not say delta")
-    lines = list(table([(Mistake("taken", lambda folder: None, ()), taken)]))
+    accepted_answer = answer(Mistake("taken", lambda folder: None, ()))
+    assert accepted_answer.faults == ("nothing is said",)
+    assert answer(Mistake("raised", raise_key_error, ("epsilon",))).faults == ("traceback",)
+    vague_answer = answer(Mistake("left", leave_a_folder, ("epsilon", "> 0", "delta")))
+    assert vague_answer.faults == ("leaves out", "does not say delta")
+    lines = list(table([(Mistake("taken", lambda folder: None, ()), accepted_answer)]))
     assert lines[0].startswith("1 mistakes, 0 good")
 
 

@@ -1,4 +1,4 @@
-"""`plan` and `fastfed plan`: one guarantee for all, few silos for many, and honest sentences."""
+"""`plan` and `fastfed plan`: equal guarantees, simulations with fewer silos, and true verdicts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_every_candidate_has_the_same_proven_guarantee(advice: fastfed.advice.Ad
     assert {c.trust for c in advice.candidates} == set(TRUST) - {"user-bit"}
     for relation, actual in (("replace", advice), ("zero-out", zero_out)):
         for c in actual.candidates:
-            # Made again by the public door: nothing of the certificate is taken from the answer.
+            # The system is made again by the public function, so its certificate is independent.
             keys = {k: v for k, v in c.keys.items() if k != "algorithm"}
             certificate = fastfed.make_system(
                 c.keys["algorithm"], silos=8, horizon=300, dimension=3, **keys
@@ -99,7 +99,7 @@ def test_trust_is_never_mixed(advice: fastfed.advice.Advice) -> None:
     assert [v.trust for v in only.verdicts] == ["central"]
 
 
-def test_what_records_break_is_refused(tmp_path: Path) -> None:
+def test_records_that_are_served_twice_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-0.5, 0.5, size=(2, 5, 3, 2))
     np.savez(tmp_path / "few.npz", contexts=x, rewards=rng.uniform(size=(2, 5, 3)))
@@ -114,12 +114,12 @@ def test_what_records_break_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_answer_is_a_function_of_its_arguments() -> None:
-    one, same, other = (
+    first, same_seed, other_seed = (
         plan(**SMALL, trust="central", seed=seed, threads=threads).to_builtins()
         for seed, threads in ((3, 1), (3, 2), (4, 1))
     )
-    assert one == same
-    assert one["baselines"][0]["regret"]["mean"] != other["baselines"][0]["regret"]["mean"]
+    assert first == same_seed
+    assert first["baselines"][0]["regret"]["mean"] != other_seed["baselines"][0]["regret"]["mean"]
 
 
 def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.Advice) -> None:
@@ -131,15 +131,15 @@ def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.A
         }
         assert verdict.best == min(finals, key=lambda label: finals[label])
         assert len(finals) == 2
-        alone = {name: advice.baseline(name).regret.mean for name in ("alone", LESS)}
-        assert verdict.alone == min(alone, key=lambda name: alone[name])
-        difference = finals[verdict.best] - alone[verdict.alone]
+        local_regrets = {name: advice.baseline(name).regret.mean for name in ("alone", LESS)}
+        assert verdict.alone == min(local_regrets, key=lambda name: local_regrets[name])
+        difference = finals[verdict.best] - local_regrets[verdict.alone]
         assert verdict.against_alone[0] == pytest.approx(difference)
         mean, stderr = verdict.against_alone
         assert verdict.helps == (mean < -2.0 * stderr)
 
 
-def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
+def test_a_verdict_against_sharing_names_the_epsilon_from_which_it_pays() -> None:
     sizes = {**SMALL, "silos": 30, "dimension": 4, "horizon": 600, "seconds": 1.0}
     verdicts = plan(**{**sizes, "epsilon": 0.2, "trust": ["silo-ldp", "central"]})
     for verdict in verdicts.verdicts:
@@ -155,7 +155,7 @@ def test_privacy_that_costs_too_much_is_said_and_from_where_it_pays() -> None:
     assert easy.verdicts[0].against_alone[0] < 0.0
 
 
-def test_sharing_that_helps_is_said_with_its_price() -> None:
+def test_a_verdict_for_sharing_names_its_curve() -> None:
     verdicts = plan(
         silos=100, horizon=400, dimension=3, actions=5, epsilon=20.0, delta=1e-3, trust="central",
         seconds=0.5,
@@ -176,7 +176,7 @@ def test_an_answer_prints_its_verdicts(advice: fastfed.advice.Advice) -> None:
         advice.baseline("alon")
 
 
-def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> None:
+def test_the_written_spec_has_the_recommended_curves(advice: fastfed.advice.Advice) -> None:
     experiment = experiment_from_spec(tomllib.loads(advice.spec_text()))
     assert (experiment.silos, experiment.horizon) == (8, 300)
     labels = [f"{v.trust}: {v.best}" for v in advice.verdicts]
@@ -191,16 +191,16 @@ def test_the_spec_plays_what_is_recommended(advice: fastfed.advice.Advice) -> No
 
 def test_bytes_are_those_of_the_run(advice: fastfed.advice.Advice) -> None:
     verdict = advice.verdicts[0]
-    one = advice[verdict.best]
-    keys = {k: v for k, v in one.keys.items() if k != "algorithm"}
+    recommended = advice[verdict.best]
+    keys = {k: v for k, v in recommended.keys.items() if k != "algorithm"}
     table = {"kind": "sphere", "dimension": 3, "actions": 5}
-    simulated = fastfed.simulate(table, one.keys["algorithm"], silos=8, horizon=300, **keys).curves[
-        0
-    ]
-    assert one.bytes_sent == simulated.bytes_sent
+    simulated = fastfed.simulate(
+        table, recommended.keys["algorithm"], silos=8, horizon=300, **keys
+    ).curves[0]
+    assert recommended.bytes_sent == simulated.bytes_sent
 
 
-def test_an_environment_that_cannot_be_scaled_is_played_for_fewer_rounds(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_scaled_is_simulated_for_fewer_rounds(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(4, 400, 3, 2))
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
@@ -248,8 +248,8 @@ def regrets(plan: Any, environment: Any, replicates: int, first: int = 0) -> np.
 def test_few_silos_stand_for_many(
     protocol: str, release: str, protects: str, epsilon: float
 ) -> None:
-    asked = question(silos=60, horizon=600, protects=protects, epsilon=epsilon)
-    candidate = asked.make("x", protocol, release, 10)
+    problem = question(silos=60, horizon=600, protects=protects, epsilon=epsilon)
+    candidate = problem.make("x", protocol, release, 10)
     contender, environment = Contender.of(candidate), Sphere(dimension=3, actions=5)
     whole = regrets(candidate.plan, environment, 16)
     few = regrets(
@@ -258,9 +258,9 @@ def test_few_silos_stand_for_many(
     summed = regrets(scaled_plan(candidate.plan, contender.node, 60), environment, 16)
     # Ten silos with the radius of sixty have a different regret, so the check detects wrong scales.
     naive = regrets(replace(candidate.plan, silos=10), environment, 16)
-    for other in (few, summed):
-        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, other)))
-        assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.03 * whole.mean()
+    for scaled in (few, summed):
+        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(16) for v in (whole, scaled)))
+        assert abs(whole.mean() - scaled.mean()) < 4.0 * spread + 0.03 * whole.mean()
     assert abs(whole.mean() - naive.mean()) > whole.mean()
 
 
@@ -268,13 +268,13 @@ def test_a_scaled_plan_keeps_the_sum_of_all_noises() -> None:
     candidate = question(silos=60).make("x", "silo-ldp", "tree", 20)
     few = scaled_plan(candidate.plan, candidate.node, 10)
     assert few.silos == 10 and few.protocol.noise_by == "server"
-    # Of 60 sums over 60 / 10 = 6 rounds that each is taken for one: sqrt(60) s / 6.
+    # Noise of 60 silos, in units of 60 / 10 = 6 silos for each one simulated: sqrt(60) s / 6.
     assert few.noise_std.bias == pytest.approx(candidate.plan.noise_std.bias * math.sqrt(60) / 6)
     assert few.regularizer == pytest.approx(candidate.plan.regularizer / 6)
     assert few.radius.scale == pytest.approx(candidate.plan.radius.scale / math.sqrt(6))
 
 
-def test_all_silos_of_bits_are_played_as_bits() -> None:
+def test_bits_of_all_silos_are_simulated_as_bits() -> None:
     candidate = question().make("x", "shuffle-vector", "tree", 20)
     assert scaled_plan(candidate.plan, candidate.node, 8, bits=True) is candidate.plan
     normal = scaled_plan(candidate.plan, candidate.node, 8)
@@ -282,8 +282,8 @@ def test_all_silos_of_bits_are_played_as_bits() -> None:
 
 
 def test_plan_for_rewards_compares_bits_of_users_with_sums() -> None:
-    asked = {**SMALL, "protects": "reward", "seconds": 0.1}
-    advice = plan(**asked)
+    request = {**SMALL, "protects": "reward", "seconds": 0.1}
+    advice = plan(**request)
     assert {v.trust for v in advice.verdicts} == {"user-bit", "silo-ldp", "central"}
     assert advice.unit == "reward" and str(advice).startswith("every reward (replace)")
     for candidate in advice.candidates:
@@ -297,10 +297,10 @@ def test_plan_for_rewards_compares_bits_of_users_with_sums() -> None:
     with pytest.raises(fastfed.InputError, match='where protects is "user", got "user-bit"'):
         plan(**SMALL, trust="user-bit")
     with pytest.raises(fastfed.InputError, match='where protects is "reward", got "shuffle"'):
-        plan(**asked, trust="shuffle")
+        plan(**request, trust="shuffle")
     arms = {"kind": "arms", "means": [0.2, 0.5, 0.8]}
-    of_arms = plan(**{k: v for k, v in asked.items() if k != "dimension"}, environment=arms)
-    assert {v.trust for v in of_arms.verdicts} == {"user-bit", "silo-ldp", "central"}
+    for_arms = plan(**{k: v for k, v in request.items() if k != "dimension"}, environment=arms)
+    assert {v.trust for v in for_arms.verdicts} == {"user-bit", "silo-ldp", "central"}
 
 
 def test_a_note_says_that_one_action_is_no_choice() -> None:
@@ -308,7 +308,7 @@ def test_a_note_says_that_one_action_is_no_choice() -> None:
     assert any("there is one action" in note for note in notes)
 
 
-def test_a_stage_is_as_long_as_asked() -> None:
+def test_a_stage_fits_the_time_that_is_given() -> None:
     halving = SuccessiveHalving(Sphere(dimension=3, actions=5), 100, 1000, 5, 0, 1)
     candidate = question(silos=100, horizon=1000).make("x", "central", "tree", 20)
     contenders = [Contender("a", candidate.plan, candidate.node)]
@@ -324,7 +324,7 @@ def test_a_stage_is_as_long_as_asked() -> None:
     assert halving.samples["a"].shape == (3,)
 
 
-def test_less_noise_of_one_schedule_is_seen() -> None:
+def test_a_noisier_candidate_of_one_schedule_is_recognised() -> None:
     wanted = [
         ("silo-ldp", release, size, Variant())
         for release in ("toeplitz", "honaker", "tree")
@@ -332,14 +332,18 @@ def test_less_noise_of_one_schedule_is_seen() -> None:
     ]
     candidates, failed = build_candidates(question(), "silo-ldp", wanted)
     assert not failed and len(candidates) == 6
-    by = {(c.release, c.batch_size): c for c in candidates}
-    assert noisier(by["tree", 5], by["toeplitz", 5])
-    assert not noisier(by["toeplitz", 5], by["tree", 5])
-    assert not noisier(by["tree", 5], by["toeplitz", 20])
-    assert by["toeplitz", 5].noise_std < by["honaker", 5].noise_std < by["tree", 5].noise_std
+    by_key = {(c.release, c.batch_size): c for c in candidates}
+    assert noisier(by_key["tree", 5], by_key["toeplitz", 5])
+    assert not noisier(by_key["toeplitz", 5], by_key["tree", 5])
+    assert not noisier(by_key["tree", 5], by_key["toeplitz", 20])
+    assert (
+        by_key["toeplitz", 5].noise_std
+        < by_key["honaker", 5].noise_std
+        < by_key["tree", 5].noise_std
+    )
 
 
-def test_small_parts() -> None:
+def test_helper_functions() -> None:
     assert batch_sizes(2) == [1] and batch_sizes(2000) == [1, 4, 16, 64, 256]
     assert batch_sizes(20_000)[0] == 5 and batch_sizes(20_000)[-1] <= 5000
     assert (
@@ -360,7 +364,7 @@ def test_small_parts() -> None:
 # ---- the bound -----------------------------------------------------------------------------------
 
 
-def test_the_bound_holds_where_it_says_something() -> None:
+def test_regret_is_below_bounds_that_are_not_trivial() -> None:
     results = []
     for keys in (
         {"algorithm": "fedlinucb", "batch_size": 4},
@@ -413,16 +417,16 @@ def command(*args: object) -> Result:
     return CliRunner().invoke(cli, ["plan", *map(str, args)])
 
 
-def test_json_is_the_answer_alone() -> None:
+def test_json_prints_only_the_answer() -> None:
     result = command(*ARGS, "--trust", "central", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     document = json.loads(result.stdout)
-    same = plan(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
-    assert document == json.loads(json.dumps(same))
+    expected = plan(**{**SMALL, "seconds": 0.1}, trust="central").to_builtins()
+    assert document == json.loads(json.dumps(expected))
     assert {"candidates", "baselines", "verdicts", "left_out", "scaling"} <= set(document)
 
 
-def test_text_names_guarantee_trust_and_advice() -> None:
+def test_the_text_names_guarantee_trust_and_advice() -> None:
     result = command(*ARGS, "--trust", "silo-ldp", "--trust", "central")
     assert result.exit_code == 0, result.output
     assert "every user (replace): (2, 1e-05), proven" in result.stdout
@@ -455,7 +459,7 @@ def test_set_changes_the_environment_of_a_spec_or_a_figure() -> None:
     assert "--set changes the environment of a spec: give --environment too" in refused.stderr
 
 
-def test_the_environment_of_a_spec_is_played(tmp_path: Path) -> None:
+def test_the_environment_of_a_spec_is_used(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text('[environment]\nkind = "gap"\ndimension = 4\nactions = 6\ngap = 0.2\n')
     args = ["--silos", 8, "--horizon", 300, "--epsilon", 2, "--delta", 1e-5, "--seconds", 0.05]
@@ -507,19 +511,19 @@ def test_the_block_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "share by central, " in capsys.readouterr().out
 
 
-def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> None:
+def test_an_answer_on_real_records_notes_that_it_read_them(tmp_path: Path) -> None:
     rows = "\n".join(f"{20 + i % 50},{i % 2}" for i in range(90))
     (tmp_path / "people.csv").write_text(f"age,ill\n{rows}\n")
     table = {
         "kind": "classification", "data": str(tmp_path / "people.csv"), "label": "ill",
         "dimension": 3,
     }  # fmt: skip
-    ask = {
+    request = {
         "silos": 3, "horizon": 30, "epsilon": 1.0, "delta": 1e-5, "seconds": 0.02,
         "trust": "central",
     }  # fmt: skip
     for ranges, failed in (({}, True), ({"ranges": {"age": [0, 120]}}, False)):
-        verdicts = plan(environment={**table, **ranges}, **ask)
+        verdicts = plan(environment={**table, **ranges}, **request)
         assert verdicts.notes[0].startswith("these are simulations on the real records: choice")
         assert verdicts.notes[1:] == (
             ("fails for all: features are scaled by declared ranges, not by ranges of these data",)
@@ -532,8 +536,8 @@ def test_on_real_records_the_answer_says_that_it_read_them(tmp_path: Path) -> No
     keys = "\n".join(f"{k} = {json.dumps(v)}" for k, v in table.items())
     spec.write_text(f"[environment]\n{keys}\n")
     options = ["--silos", 3, "--horizon", 30, "--epsilon", 1, "--delta", 1e-5, "--seconds", 0.02]
-    shown = command(*options, "--environment", spec, "--trust", "central").stdout
-    assert shown.startswith("note: these are simulations on the real records")
-    assert "(1, 1e-05), conditional; 3 silos" in shown
-    draws = plan(**{**ask, "dimension": 3, "actions": 4})
+    printed = command(*options, "--environment", spec, "--trust", "central").stdout
+    assert printed.startswith("note: these are simulations on the real records")
+    assert "(1, 1e-05), conditional; 3 silos" in printed
+    draws = plan(**{**request, "dimension": 3, "actions": 4})
     assert draws.notes == () and draws.status == "proven"

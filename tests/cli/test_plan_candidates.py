@@ -1,4 +1,4 @@
-"""Candidates of `plan`: growing batches, releases, centred rewards, bonuses, masks, own rounds."""
+"""Candidates of `plan`: batches, releases, centred rewards, sieves, secure sums, local rounds."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def kinds(recipes: list[Recipe]) -> set[tuple[str, str, bool]]:
 
 
 @pytest.mark.parametrize("trust", TRUST)
-def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
+def test_the_default_of_a_curve_is_a_candidate(trust: str) -> None:
     protects = "reward" if trust == "user-bit" else "user"
     for sizes in ({}, {"silos": 300, "horizon": 2000}, {"epsilon": 0.1}):
         problem = question(**sizes, protects=protects)
@@ -86,8 +86,10 @@ def test_what_a_curve_plays_by_default_is_a_candidate(trust: str) -> None:
         plan = ALGORITHMS["private-fedlinucb"].make(keys, problem.problem).plan
         actual, failed = build_candidates(problem, trust, recipes(problem, trust))
         assert not failed
-        same = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
-        assert any((c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same)
+        same_rounds = [c for c in actual if c.plan.release_rounds == plan.release_rounds]
+        assert any(
+            (c.plan.release, c.plan.factor) == (plan.release, plan.factor) for c in same_rounds
+        )
 
 
 def test_every_trust_model_has_its_releases() -> None:
@@ -130,17 +132,17 @@ def test_rewards_are_centred_where_an_intercept_is_declared() -> None:
         assert "reward_centre" not in declared.left_out
         noise = {c.label: c.noise_std for c in plain.candidates}
         for c in declared.candidates:
-            same = c.label.replace(", centred", "")
-            assert same not in noise or c.noise_std < 0.8 * noise[same]
+            plain_label = c.label.replace(", centred", "")
+            assert plain_label not in noise or c.noise_std < 0.8 * noise[plain_label]
 
 
-def test_rounds_are_own_only_where_silos_may_differ() -> None:
+def test_rounds_are_local_only_where_silos_may_differ() -> None:
     alike, differ = question(), question(differ=True)
     for trust in ("silo-ldp", "secure-sum", "central"):
         assert all(v.until is None for *_, v in recipes(alike, trust))
         until = {v.until for *_, v in recipes(differ, trust)} - {None}
         assert until == set(shared_rounds(300)) == {6, 9, 30}
-    # Behind a shuffler nobody trusts a silo with its users' data.
+    # With a shuffler nobody trusts a silo with its users' data.
     assert all(v.until is None for *_, v in recipes(differ, "shuffle"))
     assert shared_rounds(10) == []
 
@@ -154,7 +156,7 @@ def test_few_releases_are_factorised() -> None:
     assert [b for *_, b, _ in recipes(question(horizon=2), "central")]
 
 
-def test_what_is_near_differs_in_one_thing() -> None:
+def test_neighbours_of_a_candidate_differ_in_one_key() -> None:
     problem = question(horizon=3000)
     best = problem.make("central", "central", "factorised", Growing(9, 1.2), Variant(0.1))
     actual = neighbours(problem, best)
@@ -185,17 +187,17 @@ def test_a_ranking_changes_neither_noise_nor_guarantee_nor_bound() -> None:
         )  # fmt: skip
         assert less.label == sieved.label == candidate.label + f", sieve {factor:g}"
         assert less.keys == sieved.keys == {**candidate.keys, "sieve": factor}
-        # It is the plan that its keys make.
+        # The keys of `less` make the same plan.
         assert (less.plan.ranking, less.plan.widths) == (sieved.plan.ranking, sieved.plan.widths)
         assert less.plan.ranking == factor and less.plan.widths == candidate.plan.widths
         np.testing.assert_array_equal(less.plan.factor.matrix, sieved.plan.factor.matrix)
         assert less.system.certificate == sieved.system.certificate == candidate.system.certificate
-        # The account of the plan that is simulated, made again from its numbers.
+        # The accounts, computed again from the numbers of the plans, agree.
         assert account(less.plan, problem.problem) == account(sieved.plan, problem.problem)
         assert less.bound == sieved.bound == candidate.bound is not None
 
 
-def test_all_rankings_of_the_best_are_played() -> None:
+def test_all_rankings_of_the_best_are_simulated() -> None:
     verdicts = plan(**{**ASK, "trust": "central"})
     assert {c.bonus for c in verdicts.candidates if c.regret} == {SIEVE, *SIEVES}
     assert {c.keys.get("sieve") for c in verdicts.candidates if c.regret} == {None, *SIEVES}
@@ -239,9 +241,9 @@ def test_few_silos_stand_for_many(protocol: str, release: str, variant: Variant)
         scaled_plan(candidate.plan, candidate.node, 10), scaled_environment(environment, 6.0), 24
     )
     summed = regrets(scaled_plan(candidate.plan, candidate.node, 60), environment, 24)
-    for other in (few, summed):
-        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(24) for v in (whole, other)))
-        assert abs(whole.mean() - other.mean()) < 4.0 * spread + 0.05 * whole.mean()
+    for scaled_regrets in (few, summed):
+        spread = math.hypot(*(v.std(ddof=1) / math.sqrt(24) for v in (whole, scaled_regrets)))
+        assert abs(whole.mean() - scaled_regrets.mean()) < 4.0 * spread + 0.05 * whole.mean()
 
 
 @pytest.mark.parametrize("multiplier", [1.0, 1.5])
@@ -258,15 +260,15 @@ def test_the_slack_of_few_silos_is_that_of_all(multiplier: float) -> None:
         rows = 60.0 * (candidate.plan.end(k) if k else 0)
         gram = rows / 3.0 * np.eye(3) + np.diag(rng.uniform(0.0, 0.2, size=3)) * rows
         total = np.append(rng.normal(size=3) * rows / 10.0, gram[np.tril_indices(3)])
-        collected = []
+        slacks = []
         for scaled, times in ((candidate.plan, 1.0), (few, 6.0)):
             silo = Acting(scaled)
             silo._refresh(total / times, k)
-            collected.append(silo._slack)
-        assert collected[1] == pytest.approx(collected[0], rel=1e-9)
+            slacks.append(silo._slack)
+        assert slacks[1] == pytest.approx(slacks[0], rel=1e-9)
 
 
-def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
+def test_scaling_keeps_the_centre_and_removes_the_clip_limits() -> None:
     candidate = question(60, intercept=2.0).make(
         "x", "central", "factorised", STEPS, Variant(centred=True)
     )
@@ -276,7 +278,7 @@ def test_a_centre_stays_and_clips_nothing_of_few_silos() -> None:
     assert (clip.low, clip.high) == (-math.inf, math.inf)
 
 
-def test_own_rounds_are_played_as_they_are() -> None:
+def test_plans_with_local_rounds_are_not_scaled() -> None:
     candidate = question().make("x", "silo-ldp", "factorised", Growing(3, 1.2), Variant(until=30))
     assert scaled_plan(candidate.plan, candidate.node, 8) is candidate.plan
     assert candidate.keys["share"] == {"until": 30} and candidate.label.endswith(
@@ -296,7 +298,7 @@ def test_noise_of_shares_is_counted_once() -> None:
     central = problem.make("central", "central", "toeplitz", STEPS)
     local = problem.make("silo-ldp", "silo-ldp", "toeplitz", STEPS)
     assert (noise_count(masked.plan), noise_count(local.plan)) == (1, 30)
-    # Noise of all 30 shares, where that of 20 would be enough.
+    # The sum has the noise of all 30 shares, although the noise of 20 would be enough.
     assert masked.noise_std == pytest.approx(central.noise_std * math.sqrt(30 / 20), rel=0.02)
     assert local.noise_std == pytest.approx(central.noise_std * math.sqrt(30), rel=1e-6)
     flat = problem.make("shuffle", "shuffle-vector", "flat", STEPS)
@@ -333,14 +335,14 @@ def test_a_stage_that_never_fits_has_fewer_rounds() -> None:
 def test_a_search_takes_the_time_that_was_requested(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """Add up the nominal seconds of all simulations of a search, whose regrets are made up."""
+    """Add up the nominal seconds of the simulations of a search; their regrets are made up."""
     spent = 0.0
     rng = np.random.default_rng(0)
 
     def finals(
         halving: SuccessiveHalving, going: Sequence[Contender], size: Size, bits: bool = False
     ) -> np.ndarray:
-        """Add the cost; sharing has less regret than being alone."""
+        """Add the cost; return regrets, smaller with sharing than without."""
         nonlocal spent
         releases = sum(release_cost(one.plan) for one in going) * size.rounds / halving.horizon
         spent += size.replicates * (size.silos * size.rounds * halving.pass_cost(going) + releases)
@@ -353,7 +355,7 @@ def test_a_search_takes_the_time_that_was_requested(
         trust=["silo-ldp", "central"],
     )  # fmt: skip
     assert all(verdict.helps for verdict in answer.verdicts)
-    # A tenth is for break-even points, which nobody needs here, and some is for the systems.
+    # A tenth is reserved for break-even points (unused here), and some for building systems.
     assert 0.6 * seconds <= spent + 0.01 * len(answer.candidates) <= 1.1 * seconds
 
 
@@ -363,10 +365,10 @@ def test_candidates_that_noise_rules_out_are_not_simulated() -> None:
     assert reasons
     for candidate in answer.candidates:
         assert (candidate.regret is None) == bool(candidate.remark)
-    asked = question(epsilon=30.0, horizon=3000)
+    problem = question(epsilon=30.0, horizon=3000)
     losses = {
         candidate.label: candidate.expected_loss
-        for candidate in build_candidates(asked, "central", recipes(asked, "central"))[0]
+        for candidate in build_candidates(problem, "central", recipes(problem, "central"))[0]
     }
     best = min(losses, key=lambda label: losses[label])
     assert answer[best].regret is not None
@@ -376,24 +378,24 @@ def test_candidates_that_noise_rules_out_are_not_simulated() -> None:
 
 
 def test_many_equal_batches_have_buffered_noise() -> None:
-    asked = question(horizon=8000)
-    actual = [(r, b) for _, r, b, _ in recipes(asked, "central") if isinstance(b, int)]
+    problem = question(horizon=8000)
+    actual = [(r, b) for _, r, b, _ in recipes(problem, "central") if isinstance(b, int)]
     assert {b for r, b in actual if r == "buffered"} == {2}
     assert {b for r, b in actual if r == "toeplitz"} == {8, 32, 128}
-    buffered = asked.make("central", "central", "buffered", 2)
-    toeplitz = asked.make("central", "central", "toeplitz", 2)
+    buffered = problem.make("central", "central", "buffered", 2)
+    toeplitz = problem.make("central", "central", "toeplitz", 2)
     assert toeplitz.noise_std < buffered.noise_std < 1.005 * toeplitz.noise_std
-    assert [(r, b) for _, r, b, _ in neighbours(asked, buffered)] == [
+    assert [(r, b) for _, r, b, _ in neighbours(problem, buffered)] == [
         ("buffered", 1),
         ("buffered", 4),
     ]
-    shorter = asked.make("central", "central", "toeplitz", 8)
-    variants = [(r, b) for _, r, b, _ in neighbours(asked, shorter)]
+    shorter = problem.make("central", "central", "toeplitz", 8)
+    variants = [(r, b) for _, r, b, _ in neighbours(problem, shorter)]
     assert variants == [("buffered", 4), ("toeplitz", 16), ("factorised", 8)]
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
+def test_a_falling_pace_of_regret_is_extrapolated(power: float) -> None:
     marks = np.arange(50, 10_001, 50)
     curve = np.cumsum(np.arange(1.0, 10_001.0) ** -power)[marks - 1]
     at = 19  # round 1 000
@@ -401,11 +403,11 @@ def test_a_pace_that_falls_goes_on_falling(power: float) -> None:
     assert _extended(curve, marks, at, 10_000, 0) == pytest.approx(truth, rel=0.05)
     late = _extended(curve, marks, at, 10_000)
     assert late == pytest.approx(truth, rel=1e-6) if power == 0.0 else late > 1.2 * truth
-    # Nothing is known of own rounds that are few: the last pace.
+    # With few local rounds nothing is known about a falling pace: the last pace is used.
     assert _extended(curve, marks, at, 10_000, 600) == late
 
 
-def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
+def test_only_learners_of_their_silo_have_a_falling_pace() -> None:
     problem = question(differ=True)
     own = problem.make("x", "central", "factorised", Growing(3, 1.2), Variant(until=30)).plan
     candidate = problem.make("x", "central", "factorised", Growing(3, 1.2)).plan
@@ -421,7 +423,7 @@ def test_only_silos_that_learn_for_themselves_are_known_to_fall() -> None:
 # ---- secure sums ---------------------------------------------------------------------------------
 
 
-def test_a_secure_sum_says_whom_it_trusts_and_its_fallback() -> None:
+def test_a_secure_sum_names_trusted_parties_and_its_fallback_epsilon() -> None:
     verdicts = plan(**{**ASK, "trust": ["secure-sum", "central"]}, colluders=3)
     verdict = verdicts.verdicts[0]
     assert "neither the server nor 3 of the 8 silos are trusted" in verdict.trusted
@@ -459,7 +461,7 @@ def advice_for_unlike_silos() -> fastfed.advice.Advice:
     )  # fmt: skip
 
 
-def test_silos_that_differ_share_first_and_then_keep(
+def test_silos_that_differ_share_first_and_then_learn_alone(
     advice_for_unlike_silos: fastfed.advice.Advice,
 ) -> None:
     shuffle, central = advice_for_unlike_silos.verdicts
@@ -480,11 +482,11 @@ def test_silos_that_differ_share_first_and_then_keep(
     assert experiment.curves[0].system.plan.share_until == 0
 
 
-def test_what_is_unproven_is_compared_with_the_best_alone(
+def test_unproven_candidates_are_compared_with_the_best_local_agent(
     advice_for_unlike_silos: fastfed.advice.Advice,
 ) -> None:
     for verdict in advice_for_unlike_silos.verdicts:
-        # Nothing is proven where silos differ, so a silo alone may explore as little as it likes.
+        # Nothing is proven where silos differ, so a local agent may explore as little as it likes.
         assert advice_for_unlike_silos[verdict.best].bound is None
         names = ("alone", LESS)
         best = min(names, key=lambda name: advice_for_unlike_silos.baseline(name).regret.mean)
@@ -501,7 +503,7 @@ def test_what_is_unproven_is_compared_with_the_best_alone(
 
 
 def test_the_better_of_both_local_baselines_is_compared() -> None:
-    """Each has the same proven bound, so the better one is what sharing must beat."""
+    """Check the verdict: both baselines have one proven bound, so sharing must beat the better."""
     verdicts = plan(**{**ASK, "epsilon": 8.0, "trust": "central", "seconds": 1.0})
     (verdict,) = verdicts.verdicts
     ours = verdicts[verdict.best].regret
@@ -517,7 +519,7 @@ def test_the_better_of_both_local_baselines_is_compared() -> None:
 
 
 def test_unequal_silos_are_noted(tmp_path: Path) -> None:
-    def asked(sizes: list[int]) -> tuple[str, ...]:
+    def notes_for(sizes: list[int]) -> tuple[str, ...]:
         """Return the notes of a plan for silos of these sizes."""
         rows = [f"{20 + i % 50},{i % 2},{silo}" for silo, n in enumerate(sizes) for i in range(n)]
         path = tmp_path / f"{len(rows)}.csv"
@@ -532,9 +534,9 @@ def test_unequal_silos_are_noted(tmp_path: Path) -> None:
 
     assert (
         "silos hold from 25 to 60 records, and each is simulated for 20 rounds"
-        in (asked([25, 60, 30])[1])
+        in (notes_for([25, 60, 30])[1])
     )
-    assert len(asked([30, 30, 30])) == 1
+    assert len(notes_for([30, 30, 30])) == 1
 
 
 # ---- the command ---------------------------------------------------------------------------------

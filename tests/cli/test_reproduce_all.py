@@ -1,4 +1,4 @@
-"""`fastfed reproduce all`: what it says first, how it goes on after a stop, and its table."""
+"""`fastfed reproduce all`: its forecast, how it continues after a stop, and its table."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def rows(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return actual
 
 
-def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
+def test_all_prints_a_forecast_first_and_verdicts_last(figures: Path) -> None:
     result = fastfed("reproduce", "all", "-o", figures, "--threads", 1)
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
@@ -138,7 +138,7 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert "learning-to-rank" in statements["files", "Privacy costs."]["why"]
     assert statements["trial", "In one sentence."]["why"] == "It takes a day."
 
-    # The same on the terminal, by paper, and in the page.
+    # The terminal (ordered by paper) and the page show the same statements.
     table = result.stdout[result.stdout.index("\na-2020\n") :]
     assert table.index("files: ") < table.index("printed: ") < table.index("\nb-2021\n")
     assert "  fails       Privacy is free.\n" in table and "why: Noise is noise.\n" in table
@@ -152,7 +152,7 @@ def test_all_says_first_how_long_and_at_last_what_holds(figures: Path) -> None:
     assert 'href="#e-trial"' not in page
 
 
-def test_the_same_again_plays_nothing_and_keeps_the_table(figures: Path) -> None:
+def test_a_second_call_simulates_nothing_and_keeps_the_table(figures: Path) -> None:
     assert fastfed("reproduce", "all", "-o", figures).exit_code == 0
     before = (figures / "statements.json").read_bytes()
     written = (figures / "exact" / "report.html").stat().st_mtime_ns
@@ -161,12 +161,12 @@ def test_the_same_again_plays_nothing_and_keeps_the_table(figures: Path) -> None
     assert [line.split()[-1] for line in again.stdout.splitlines()[1:4]] == ["-"] * 3
     assert (figures / "exact" / "report.html").stat().st_mtime_ns == written
     assert (figures / "statements.json").read_bytes() == before
-    # What was left out stays in the table of `report`, too.
+    # Figures that were not run stay in the table of `report`, too.
     assert fastfed("report", figures).exit_code == 0
     assert (figures / "statements.json").read_bytes() == before
 
 
-def test_what_a_figure_says_may_change_without_playing_it(figures: Path) -> None:
+def test_the_texts_of_a_figure_may_change_without_a_new_run(figures: Path) -> None:
     assert fastfed("reproduce", "all", "-o", figures).exit_code == 0
     path = experiments.FOLDER / "exact.toml"
     path.write_text(path.read_text().replace("Noise is noise.", "Nothing is free."))
@@ -176,11 +176,11 @@ def test_what_a_figure_says_may_change_without_playing_it(figures: Path) -> None
     assert "Nothing is free." in (figures / "exact" / "report.html").read_text()
 
 
-def test_dry_run_plays_nothing(figures: Path) -> None:
+def test_dry_run_simulates_nothing(figures: Path) -> None:
     result = fastfed("reproduce", "all", "-o", figures, "--dry-run", "--full")
     assert result.exit_code == 0 and not figures.exists()
     lines = [line.split() for line in result.stdout.splitlines()]
-    # The paper's sizes, and nothing is too long then.
+    # --full uses the paper's sizes, and then no figure counts as too long.
     assert lines[1][:4] == ["exact", "100", "4", "8"]
     assert [line[0] for line in lines] == ["figure", "exact", "printed", "trial", "all"]
     one = fastfed("reproduce", "exact", "-o", figures, "--dry-run")
@@ -195,14 +195,14 @@ def test_quick_judges_nothing(figures: Path) -> None:
     played = [row for row in statements.values() if row["verdict"] != "not played"]
     assert {row["verdict"] for row in played} == {"not judged"} and len(played) == 4
     exact = statements["exact", "Privacy costs."]
-    # Its own size for a first look; of the others a tenth of the rounds, or a batch.
+    # "exact" has its own quick size; the others run a tenth of their rounds, but at least a batch.
     assert exact["judged_on"] == "2 replicates, 20 rounds" and "--quick" in exact["why"]
     assert statements["printed", "Privacy costs."]["judged_on"] == "2 replicates, 10 rounds"
     for path in (figures / "exact" / "report.html", figures / "exact" / "table.txt"):
         words = path.read_text()
         assert "not judged" in words and "hy: Noise is noise." not in words
         assert 'class="mark holds">holds' not in words and "\nfails " not in words
-    # Drawn again later, it is still a first look.
+    # A report that is drawn again later is still marked as a quick run.
     assert fastfed("report", figures).exit_code == 0
     assert rows(figures) == statements
     alone = fastfed("reproduce", "exact", "-o", figures / "alone", "--quick", "--replicates", 3)
@@ -211,21 +211,21 @@ def test_quick_judges_nothing(figures: Path) -> None:
 
 
 @pytest.mark.parametrize("while_writing", [False, True])
-def test_a_stop_keeps_what_was_played(
+def test_a_stop_keeps_finished_figures(
     figures: Path, monkeypatch: pytest.MonkeyPatch, while_writing: bool
 ) -> None:
-    what = "write_report" if while_writing else "simulate_silently"
-    real = getattr(execution, what)
+    name = "write_report" if while_writing else "simulate_silently"
+    real = getattr(execution, name)
     calls = []
 
     def stopped(*args: Any) -> Any:
-        """Do as before; the second call interrupts the run."""
+        """Call the real function; the second call interrupts the run."""
         calls.append(args)
         if len(calls) == 2:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(execution, what, stopped)
+    monkeypatch.setattr(execution, name, stopped)
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 130 and "the same command continues" in result.stderr
     statements = rows(figures)
@@ -235,7 +235,7 @@ def test_a_stop_keeps_what_was_played(
         assert second["verdict"] == "unproven"
     else:
         assert second["verdict"] == "not played" and "stopped" in second["why"]
-    monkeypatch.setattr(execution, what, real)
+    monkeypatch.setattr(execution, name, real)
     again = fastfed("reproduce", "all", "-o", figures)
     assert again.exit_code == 0 and "exact: nothing left to run" in again.stderr
     assert again.stdout.splitlines()[1].split()[3] == "0"
@@ -243,7 +243,9 @@ def test_a_stop_keeps_what_was_played(
     assert (figures / "printed" / "report.html").exists()
 
 
-def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_fails_does_not_stop_the_others(
+    figures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = execution.simulate_silently
 
     def failing(experiment: Any, *args: Any) -> Any:
@@ -261,14 +263,14 @@ def test_one_that_fails_leaves_the_others(figures: Path, monkeypatch: pytest.Mon
     assert statements["printed", "Privacy costs."]["verdict"] == "unproven"
 
 
-def test_a_folder_of_something_else_is_refused_before_anything_is_played(figures: Path) -> None:
+def test_a_folder_of_another_experiment_is_refused_before_any_run(figures: Path) -> None:
     assert fastfed("reproduce", "printed", "-o", figures, "--quick").exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
     assert result.exit_code == 2 and "holds a different experiment" in result.stderr
     assert not (figures / "exact").exists()
 
 
-def test_replicates_played_before_count(figures: Path) -> None:
+def test_stored_replicates_are_used(figures: Path) -> None:
     """Check that `all` simulates only replicates that the figure's own run has not simulated."""
     assert fastfed("reproduce", "exact", "-o", figures).exit_code == 0
     result = fastfed("reproduce", "all", "-o", figures)
@@ -278,7 +280,7 @@ def test_replicates_played_before_count(figures: Path) -> None:
     assert more.stdout.splitlines()[1].split()[:4] == ["exact", "80", "5", "2"]
 
 
-def test_several_names(figures: Path) -> None:
+def test_several_figures_may_be_named(figures: Path) -> None:
     result = fastfed("reproduce", "exact", "printed", "-o", figures)
     assert result.exit_code == 0, result.output
     # Named figures have their own sizes, and their tables are printed.
@@ -293,19 +295,19 @@ def plan(*seconds: float) -> list[PlannedFigure]:
     return [PlannedFigure(None, None, 1, 1, s) for s in seconds]  # type: ignore[arg-type]
 
 
-def test_the_running_total_learns_from_what_was_played() -> None:
-    # 4 s beyond the prediction of 6 are 2 s for each figure, and so for the one that is left.
+def test_the_remaining_time_learns_from_finished_figures() -> None:
+    # Two figures took 4 s more than the predicted 6: 2 s for each, also for the one that is left.
     assert (
         elapsed_and_left(plan(1.0, 5.0, 30.0), 2, 10.0) == "2 of 3 figures in 10 s, about 32 s left"
     )
-    # Twice as fast as predicted.
+    # The first figure ran twice as fast as predicted.
     assert elapsed_and_left(plan(10.0, 30.0), 1, 5.0) == "1 of 2 figures in 5 s, about 15 s left"
     assert elapsed_and_left(plan(0.0, 3.0), 1, 1.0) == "1 of 2 figures in 1 s, about 4 s left"
 
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
 def test_sizes_of_the_figures(name: str) -> None:
-    """Check that quick sizes are smaller than a figure's own size, and the paper's are not."""
+    """Check that "quick" and "all" are at most a figure's size, and "full" is at least its size."""
     spec = experiments.figure(name).spec
     for size in SIZES:
         for key, value in spec["figure"].get(size, {}).items():
@@ -320,7 +322,7 @@ def test_sizes_of_the_figures(name: str) -> None:
         assert "size" not in whole["figure"]
 
 
-def test_every_figure_of_the_papers_is_there() -> None:
+def test_every_figure_of_the_papers_is_included() -> None:
     papers = {
         "zc24": ["fig2a", "fig2b", "fig2c", "fig3a", "fig3b", "fig3c", "fig3d", "d135"],
         "cz22": ["fig1a", "fig1b", "fig1c", "fig2a", "fig2b"],

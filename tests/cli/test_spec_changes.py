@@ -72,7 +72,7 @@ def test_values_are_toml_or_text() -> None:
             parse_changes([wrong])
 
 
-def test_a_key_is_changed_where_it_stands(tmp_path: Path) -> None:
+def test_a_change_applies_to_its_table_or_curves(tmp_path: Path) -> None:
     path = spec_of(tmp_path, OPEN, LDP.format(epsilon="[1.0, 2.0]"))
     changes = {
         "horizon": 20, "environment.dimension": 2, "curve.batch_size": 5, "curve.LDP.epsilon": 3.0,
@@ -97,12 +97,12 @@ def test_a_key_is_changed_where_it_stands(tmp_path: Path) -> None:
         ("curve.LPD.epsilon", 'unknown curve "LPD"; did you mean "LDP"'),
         ("LDP.epsilon", '"LDP" is the label of a curve: curve.LDP.epsilon=3 changes it'),
         ("LDP", '"LDP" is the label of a curve: curve.LDP.KEY=3 changes it'),
-        # A label of one curve of a sweep, in Python; a command cuts it at its first "=".
+        # The label of one curve of a sweep: only in Python, as a command cuts it at its first "=".
         ("curve.LDP, epsilon = 1.0.delta", 'one curve of the sweep "LDP", whose curves share'),
         ("curve.LDP, epsilon", "curve.LDP.KEY=VALUE changes all of them"),
     ],
 )
-def test_a_key_that_is_nowhere_is_named(tmp_path: Path, key: str, words: str) -> None:
+def test_an_unknown_key_is_named(tmp_path: Path, key: str, words: str) -> None:
     path = spec_of(tmp_path, OPEN, LDP.format(epsilon=1.0))
     with pytest.raises(InputError) as error:
         load_spec(path, changes={key: 3})
@@ -115,19 +115,19 @@ def test_a_change_of_a_spec_without_tables_of_curves_is_refused(curve) -> None:
         apply_changes({"curve": curve}, {"epsilon": 2.0})
 
 
-def test_claims_are_not_judged_of_a_changed_figure() -> None:
+def test_a_changed_figure_drops_claims_about_removed_curves() -> None:
     figure = experiments.figure("zc24-fig3a")
     changed = sized_experiment(figure, size="quick", changes={"curve.epsilon": [1.0, 5.0]})
-    # The claim was about a curve that is gone.
+    # The claim was about a curve that the change removed.
     assert changed.figure["statement"] == []
     assert changed.figure["changed"] == ["curve.epsilon=[1.0, 5.0]"]
     reason = "omitted, because their curves were renamed or removed: 1 statement"
     assert changed.figure["note"][-1] == reason
-    kept = sized_experiment(figure, changes={"silos": 5, "figure.log": "x"})
-    assert kept.figure["changed"] == ["silos=5"] and len(kept.figure["statement"]) == 1
-    assert "left out" not in str(kept.figure.get("note"))
-    same = sized_experiment(figure, changes={"seed": 5, "checkpoints": 10})
-    assert "changed" not in same.figure and same.seed == 5
+    resized = sized_experiment(figure, changes={"silos": 5, "figure.log": "x"})
+    assert resized.figure["changed"] == ["silos=5"] and len(resized.figure["statement"]) == 1
+    assert "left out" not in str(resized.figure.get("note"))
+    reseeded = sized_experiment(figure, changes={"seed": 5, "checkpoints": 10})
+    assert "changed" not in reseeded.figure and reseeded.seed == 5
     table: dict[str, Any] = {"curve": [{"label": "a", "algorithm": "random"}]}
     apply_changes(table, {"silos": 3})
     assert table["silos"] == 3  # without a [figure] there is nothing to note
@@ -156,7 +156,7 @@ def test_the_command_line_sets_and_shows(tmp_path: Path) -> None:
 
 
 def test_a_spec_with_more_curves_goes_on_in_its_folder(tmp_path: Path) -> None:
-    """New curves before, between and after the old ones; only they are simulated."""
+    """Add curves around the old ones; check that only new cells are simulated."""
     grown, fresh = tmp_path / "grown", tmp_path / "fresh"
     fastfed.run(spec_of(tmp_path, LDP.format(epsilon=2.0), OPEN), grown)
     before = {c.label: c.group_regret for c in fastfed.load(grown).curves}
@@ -178,7 +178,7 @@ def test_a_spec_with_more_curves_goes_on_in_its_folder(tmp_path: Path) -> None:
         assert one.dated_certificate == other.dated_certificate
         assert one.events == other.events and one.bits_up == other.bits_up
     assert content(grown / "results.sqlite") == content(fresh / "results.sqlite")
-    # And again nothing is left.
+    # A third run has nothing left to simulate.
     seen.clear()
     fastfed.run(more, grown, on_start=lambda batches, _: seen.extend(batches))
     assert seen == []
@@ -195,7 +195,7 @@ def test_a_spec_with_more_curves_goes_on_in_its_folder(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_curve_that_is_gone_or_changed_needs_another_folder(
+def test_a_removed_or_changed_curve_needs_another_folder(
     tmp_path: Path, curves: tuple[str, ...], words: str
 ) -> None:
     out = tmp_path / "out"
@@ -229,7 +229,7 @@ def test_rounds_by_a_factor_begin_at_one_and_end_at_the_horizon(horizon: int, co
 
 
 @pytest.mark.parametrize("driver", ["compiled", "step"])
-def test_spacing_changes_what_is_kept_and_not_what_is_played(driver: str) -> None:
+def test_spacing_changes_the_checkpoints_but_not_the_run(driver: str) -> None:
     keys: dict[str, Any] = {"horizon": 60, "silos": 2, "batch_size": 10, "driver": driver}
     sphere = {"kind": "sphere", "dimension": 3, "actions": 5}
     even = fastfed.simulate(sphere, "fedlinucb", checkpoints=60, **keys).curves[0]
@@ -243,8 +243,8 @@ def test_spacing_changes_what_is_kept_and_not_what_is_played(driver: str) -> Non
         fastfed.simulate(sphere, "fedlinucb", checkpoint_spacing="lg", **keys)
 
 
-def test_even_spacing_is_no_part_of_an_identity(tmp_path: Path) -> None:
-    """Stores from before there was a choice stay valid."""
+def test_even_spacing_is_not_part_of_the_identity(tmp_path: Path) -> None:
+    """Check that stores from before this key was added stay valid."""
     plain = load_spec(spec_of(tmp_path, OPEN)).identity()
     assert "checkpoint_spacing" not in plain
     spaced = spec_of(tmp_path, OPEN, head='checkpoint_spacing = "log"' + HEAD)

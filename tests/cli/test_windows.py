@@ -64,7 +64,7 @@ def printed_lines(columns: int, *words: str, term: str = "xterm") -> str:
         while True:
             try:
                 part = os.read(ours, 65536)
-            except OSError:  # Linux says so at the end of a terminal
+            except OSError:  # Linux raises this at the end of a terminal
                 break
             if not part:
                 break
@@ -86,7 +86,7 @@ def test_no_cell_is_cut(folder, columns, term):
     found = re.findall(r"[\d.]+ ± [\d.]+", table)
     missing = re.search("not shown at this width: (.*)", rest)
     left_out = missing[1].split(", ") if missing else []
-    # Group regret always, difference (of the two private curves) and regret per silo if they fit.
+    # Group regret is always shown, difference (of private curves) and regret per silo if they fit.
     rows = [regrets[:3], regrets[3:6], [regrets[6], "", regrets[7]]]
     fits = (True, "difference" not in left_out, "per silo" not in left_out)
     assert found == [

@@ -1,4 +1,4 @@
-"""Small inputs as people have them: each is read right, or refused by a sentence that helps."""
+"""Small inputs as users have them: each is read right, or refused with a helpful sentence."""
 
 from __future__ import annotations
 
@@ -168,18 +168,21 @@ def test_a_code_is_one_however_it_is_written(code):
 
 
 @pytest.mark.parametrize(
-    "ways",
+    "spellings",
     [("p1", "p1 "), ("17", "17.0", " 17", "17."), ("caf\u00e9", "cafe\u0301"), ("p1", "\u00a0p1")],
 )
-def test_a_person_is_one_however_it_is_written(tmp_path, ways):
-    rows = "".join(f'30,,no,1,"{way}"\n' for way in ways)
+def test_a_person_is_one_however_it_is_written(tmp_path, spellings):
+    rows = "".join(f'30,,no,1,"{spelling}"\n' for spelling in spellings)
     plan, problems = deployed(tmp_path, HEAD[:-1] + ",who\n" + rows, subject="who")
     assert not problems and len({case.subject for case in plan}) == 1
 
 
-@pytest.mark.parametrize("ways", [(17, 17.0), (17, "17"), (2**60, str(2**60)), (Decimal(17), 17)])
-def test_a_person_of_a_query_is_one_whatever_the_type(ways):
-    forms = {_cells.plain_name("who", way) for way in ways}
+@pytest.mark.parametrize(
+    "spellings",
+    [(17, 17.0), (17, "17"), (2**60, str(2**60)), (Decimal(17), 17)],
+)
+def test_a_person_of_a_query_is_one_whatever_the_type(spellings):
+    forms = {_cells.plain_name("who", spelling) for spelling in spellings}
     assert len(forms) == 1
 
 
@@ -190,9 +193,9 @@ def test_a_person_whose_number_was_rounded_is_refused(who):
     assert str(who) not in str(error.value)
 
 
-@pytest.mark.parametrize("ways", [("1", "2"), ("001", "1"), ("1e5", "100000"), ("p1", "P1")])
-def test_persons_who_may_differ_are_different(ways):
-    assert len({_cells.plain_name("who", way) for way in ways}) == 2
+@pytest.mark.parametrize("spellings", [("1", "2"), ("001", "1"), ("1e5", "100000"), ("p1", "P1")])
+def test_persons_who_may_differ_are_different(spellings):
+    assert len({_cells.plain_name("who", spelling) for spelling in spellings}) == 2
 
 
 def test_deploy_check_counts_persons(tmp_path):
@@ -204,14 +207,14 @@ def test_deploy_check_counts_persons(tmp_path):
 
 
 def test_a_silo_is_one_however_it_is_written(tmp_path):
-    ways = ("17", "17.0", "18", "18.0")
+    spellings = ("17", "17.0", "18", "18.0")
     env = Classification(
-        data=put(tmp_path, "t.csv", records(lambda i: ways[i % 4])), label="y", silo="site"
+        data=put(tmp_path, "t.csv", records(lambda i: spellings[i % 4])), label="y", silo="site"
     )
     assert env.natural_silos() == 2
-    ways = ("caf\u00e9", "cafe\u0301", "b")
+    spellings = ("caf\u00e9", "cafe\u0301", "b")
     env = Classification(
-        data=put(tmp_path, "t.csv", records(lambda i: ways[i % 3])), label="y", silo="site"
+        data=put(tmp_path, "t.csv", records(lambda i: spellings[i % 3])), label="y", silo="site"
     )
     assert env.natural_silos() == 2
 
@@ -226,7 +229,7 @@ def test_a_flag_is_read_in_every_usual_spelling(tmp_path):
     assert got == list(words.values())
 
 
-def test_words_of_truth_values_match_no_other_codes():
+def test_words_for_true_and_false_match_no_other_codes():
     assert _cells.matched("yes", ["1", "2"]) is None
     assert _cells.matched("F", ["f", "m"]) is None
     assert _cells.matched("F", ["F", "m"]) == 0
@@ -273,7 +276,7 @@ PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
 
 @pytest.mark.parametrize("ending", PACKED)
 @pytest.mark.parametrize("name", ["t.csv.{}", "t.csv.{upper}", "renamed.csv", "t"])
-def test_compression_is_told_by_bytes(tmp_path, ending, name):
+def test_compression_is_recognised_by_bytes(tmp_path, ending, name):
     name = name.format(ending, upper=ending.upper())
     packed = put(tmp_path, name, PACKED[ending](records().encode()))
     assert read_table(packed).cells == read_table(put(tmp_path, "u.csv", records())).cells
@@ -296,7 +299,7 @@ def test_compression_is_told_by_bytes(tmp_path, ending, name):
         (b"\x28\xb5\x2f\xfd no more", "t.csv", "zstd"),
     ],
 )
-def test_a_file_that_is_no_csv_is_named(tmp_path, content, name, word):
+def test_the_kind_of_a_file_that_is_no_csv_is_named(tmp_path, content, name, word):
     with pytest.raises(InputError, match=word):
         read_table(put(tmp_path, name, content))
     with pytest.raises(InputError, match=word):
@@ -429,7 +432,7 @@ def test_times_in_another_unit_are_named(tmp_path, when, word):
         (300, lambda i: i % 2, False),
     ],
 )
-def test_a_label_that_seems_to_be_a_number_is_said(tmp_path, count, label, is_noted):
+def test_a_label_that_seems_to_be_a_number_is_noted(tmp_path, count, label, is_noted):
     rows = "".join(f"{i % 37},{'ns'[i % 2]},{label(i)}\n" for i in range(count))
     path = put(tmp_path, "t.csv", "x,site,y\n" + rows)
     with warnings.catch_warnings(record=True) as seen:
@@ -448,7 +451,7 @@ def test_a_label_of_more_than_100_numbers_is_refused_without_bins(tmp_path):
 
 
 @pytest.mark.parametrize(("inside", "warned"), [(5, False), (4, True), (0, True)])
-def test_a_range_that_clips_most_values_is_said(tmp_path, inside, warned):
+def test_a_range_that_clips_most_values_is_warned_of(tmp_path, inside, warned):
     values = [*["14"] * inside, *["140.5"] * (10 - inside), ""]
     rows = "".join(f"{cell},{i % 3},{'ab'[i % 2]}\n" for i, cell in enumerate(values))
     path = put(tmp_path, "t.csv", "hb,x,y\n" + rows)
@@ -461,7 +464,7 @@ def test_a_range_that_clips_most_values_is_said(tmp_path, inside, warned):
     assert not any("outside" in note for note in pool.notes)
 
 
-def test_a_class_without_records_is_said():
+def test_a_class_without_records_is_noted():
     features = np.random.default_rng(0).normal(size=(60, 3))
     pool = Classification.from_arrays(features, np.arange(60) % 3 + 1).load(2)
     assert any("no record has class 0" in note for note in pool.notes)
@@ -513,7 +516,7 @@ def rank_file(folder, lines):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.01])
-def test_normalised_features_are_played_by_default(tmp_path, scale):
+def test_normalised_features_are_accepted_by_default(tmp_path, scale):
     path = rank_file(tmp_path, ranked(scale=scale))
     curve = simulate({"kind": "letor", "path": path})
     assert curve.final()["mean"] > 0
@@ -617,12 +620,12 @@ def test_a_packed_ranking_file_is_read(tmp_path, ending):
         ("1 qid:1 1:2\n".encode("utf-16"), "t.txt", "UTF-16"),
     ],
 )
-def test_a_ranking_file_that_is_no_text_is_named(tmp_path, content, name, word):
+def test_the_kind_of_a_ranking_file_that_is_no_text_is_named(tmp_path, content, name, word):
     with pytest.raises(InputError, match=word):
         read_letor(put(tmp_path, name, content))
 
 
-def test_messages_about_ranking_files_say_the_limit_and_the_way(tmp_path):
+def test_messages_about_ranking_files_say_the_limit_and_the_remedy(tmp_path):
     lines = ranked()
     with pytest.raises(InputError, match="relevance must be a whole number of at most 2147483647"):
         read_letor(rank_file(tmp_path, ["3000000000" + line[1:] for line in lines]))
@@ -680,7 +683,7 @@ def test_a_policy_without_a_logged_action_has_no_estimate():
         [0.166667] * 6,
     ],
 )
-def test_rounded_probabilities_are_taken(row):
+def test_rounded_probabilities_are_accepted(row):
     policy = np.tile(row, (20, 1))
     value = off_policy.inverse_propensity([0, 1] * 10, [1.0] * 20, [1 / len(row)] * 20, policy)
     assert value.value == pytest.approx(1.0, abs=2e-6)
@@ -717,18 +720,18 @@ def test_step_objects_refuse_actions_whose_scores_overflow(scale):
 
 @pytest.mark.parametrize("reward", [Decimal("0.5"), Fraction(1, 2), np.float16(0.5)])
 def test_a_reward_may_be_any_real_number(reward):
-    agent, same = fastfed.LinUCB(2), fastfed.LinUCB(2)
-    for learner, value in ((agent, reward), (same, 0.5)):
+    agent, reference = fastfed.LinUCB(2), fastfed.LinUCB(2)
+    for learner, value in ((agent, reward), (reference, 0.5)):
         learner.select(np.eye(2))
         learner.observe(value)
-    np.testing.assert_array_equal(agent.theta, same.theta)
+    np.testing.assert_array_equal(agent.theta, reference.theta)
     for invalid in (Decimal("NaN"), Decimal("sNaN"), Decimal("inf"), Decimal("1e400")):
         agent.select(np.eye(2))
         with pytest.raises(InputError, match="must be finite"):
             agent.observe(invalid)
 
 
-def test_large_numbers_that_do_not_overflow_are_taken():
+def test_large_numbers_that_do_not_overflow_are_accepted():
     factor, theta = kernels.inverse_factor(np.eye(2)), np.array([1.0, 0.0])
     actions = np.array([[0.1, 0.0], [0.9, 0.0]]) * 1e100
     assert kernels.ucb_argmax(actions, factor, theta, 1.0) == 1

@@ -96,7 +96,7 @@ def test_features_are_projections_of_norm_at_most_one(file, dimension):
     assert pool.theta is None
 
 
-def test_each_action_is_linear_in_the_record_and_sees_it_differently():
+def test_each_action_is_a_different_linear_map_of_the_record():
     pytest.importorskip("sklearn")
     pool = pool_of("digits", 10, 80)
     rows = np.stack([pool.rows(q) for q in range(200)]).astype(np.float64)
@@ -107,7 +107,7 @@ def test_each_action_is_linear_in_the_record_and_sees_it_differently():
     assert np.abs(rows[:, 0] - rows[:, 1]).max() > 0.1
 
 
-def test_the_seed_is_a_constant_of_the_projections(file):
+def test_the_seed_fixes_the_projections(file):
     first = pool_of(file, 2, 4, label="kind")
     np.testing.assert_array_equal(first.values, pool_of(file, 2, 4, label="kind").values)
     other = pool_of(file, 2, 4, label="kind", projection_seed=1)
@@ -140,7 +140,7 @@ def test_gzip_bom_and_quoted_cells(tmp_path):
         features(packed, "y", None)
 
 
-def test_numeric_labels_go_by_size(tmp_path):
+def test_numeric_labels_are_ordered_by_size(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,10\n2,9\n3,9.0\n")
     assert features(path, "y", None)[1].tolist() == [1, 0, 0]
@@ -219,7 +219,7 @@ def test_heart_disease_has_four_hospitals():
 
 
 def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
-    """Hospitals write 1 and 1.0; as texts alone every 1.0 would silently count as missing."""
+    """Hospitals write 1 and 1.0; compared as texts, every 1.0 would silently count as missing."""
     written = {}
     for name, cells in {"whole": ["1", "0", "1", "?"], "points": ["1.0", "0.0", "1", ""]}.items():
         path = tmp_path / f"{name}.csv"
@@ -230,7 +230,7 @@ def test_declared_texts_that_are_numbers_are_compared_as_numbers(tmp_path):
     assert written["whole"] == written["points"]
 
 
-def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
+def test_declared_texts_that_no_cell_has_are_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("sex,y\nfemale,a\nmale,b\n?,b\n")
     with pytest.raises(InputError, match=r"ranges\.sex in some cell, got 'female' and none of"):
@@ -239,8 +239,8 @@ def test_declared_texts_of_which_no_cell_has_one_are_refused(tmp_path):
     assert pool_of(path, 1, 3, label="y", ranges={"sex": ["f", "m"]}).queries == 3
 
 
-def test_a_slip_among_numbers_is_noted_and_never_quoted(tmp_path):
-    """The column is coded as texts, which few want: the certificate names it, and no cell."""
+def test_a_text_among_numbers_is_noted_and_never_quoted(tmp_path):
+    """Such a column is coded as texts: the certificate names the column, but quotes no cell."""
     path = tmp_path / "a.csv"
     path.write_text("dose,site,y\n" + "".join(f"{i},n{i % 2},{i % 2}\n" for i in range(9)))
     assert not any("texts in others" in note for note in pool_of(path, 2, 3, label="y").notes)

@@ -33,7 +33,7 @@ def bernstein(dimension, largest, rounds):
 def hard_constants(dimension, radius):
     """Return (lambda_0, C_0): the best action is not 0 in half of the rounds, by symmetry.
 
-    C_0 is the density at 0 of |<z, theta*_block>|, which falls from there on.
+    C_0 is the density at 0 of |<z, theta*_block>|; this density decreases from 0 on.
     """
     inside = -math.expm1(-0.5)
     square = integrate.quad(lambda r: r**3 * math.exp(-(r**2) / 2), 0, 1)[0] / inside / 2
@@ -56,7 +56,7 @@ def sphere_constants(actions):
 
 @pytest.mark.parametrize(("actions", "rounds"), [(1, 10_000), (2, 10_000), (5, 20_000)])
 def test_the_spheres_constants(actions, rounds):
-    """Compare one p-value each; six standard errors are rarer than the limit."""
+    """Compute one p-value a case; six standard errors are rarer than the limit."""
     actual = diversity(Sphere(4, actions), rounds=rounds)
     lambda_0, c_0 = sphere_constants(actions)
     if actions == 1:
@@ -71,7 +71,7 @@ def test_the_spheres_constants(actions, rounds):
 @pytest.mark.parametrize("dimension", [2, 8])
 @pytest.mark.parametrize("radius", [0.05, None])
 def test_the_hard_instances_constants(dimension, radius):
-    """All eigenvalues are equal."""
+    """Compare with the closed forms; all eigenvalues are equal."""
     n = 20_000
     actual = diversity(HardInstance(dimension, radius), rounds=n, seed=2)
     lambda_0, c_0 = hard_constants(dimension, radius or 1 / math.sqrt(dimension))
@@ -115,7 +115,7 @@ def replay_of_gaps(gaps, features):
     return Replay.from_arrays(contexts, rewards, sampling="in-order")
 
 
-def test_the_silo_that_is_worst_decides():
+def test_the_worst_silo_decides():
     """Use a first silo that lacks one direction, and a second one with small gaps."""
     draw = np.random.default_rng(4)
     features = draw.choice([-1.0, 1.0], size=(2, 400, 2)) * np.array([[[0.1, 0.5]], [[0.5, 0.5]]])
@@ -138,7 +138,7 @@ def test_one_tie_makes_the_margin_infinite():
 
 
 def test_the_margin_is_the_largest_ratio():
-    """Compute the ratio at ranks 100 and above; equal gaps count together."""
+    """Check the ratio of a rank's share to its gap, from rank 100 on; equal gaps count together."""
     gaps = np.repeat([0.1, 0.2, 1.0], [150, 450, 400])
     expected = max(0.15 / 0.1, 0.6 / 0.2, 1.0)
     value, error = margin(gaps)
@@ -154,7 +154,7 @@ def test_the_margin_is_the_largest_ratio():
 def test_the_errors_are_those_that_repetitions_show(world):
     """Compare the variances of 40 seeds with the stated errors by chi-square.
 
-    The margin picks one ratio of many, so that its spread may be up to half the error said.
+    The margin is the largest of many ratios, so its spread may be only half the stated error.
     """
     actual = [diversity(world, rounds=1000, seed=seed) for seed in range(40)]
     low, high = stats.chi2.ppf([RARE / 2, 1 - RARE / 2], 39) / 39
@@ -162,7 +162,7 @@ def test_the_errors_are_those_that_repetitions_show(world):
     errors = np.array([(f.lambda_0_error, f.margin_error) for f in actual])
     eigenvalue, ratio = values / (errors**2).mean(axis=0)
     assert low < eigenvalue < high and low / 4 < ratio < high
-    # Both lean to the safe side, by few errors at most.
+    # Both estimates are biased to the safe side, by at most three standard errors.
     lambda_0, c_0 = sphere_constants(2) if world.kind == "sphere" else hard_constants(4, 0.5)
     mean = np.mean([(f.lambda_0, f.margin) for f in actual], axis=0)
     scale = np.sqrt((errors**2).mean(axis=0))
@@ -170,12 +170,12 @@ def test_the_errors_are_those_that_repetitions_show(world):
     assert c_0 - scale[1] < mean[1] < c_0 + 3 * scale[1]
 
 
-def test_it_is_a_function_of_its_arguments():
+def test_diversity_is_a_function_of_its_arguments():
     environment = HardInstance(2)
-    one, again = (diversity(environment, rounds=300, seed=1, replicate=2) for _ in range(2))
-    assert one == again
-    assert diversity(environment, rounds=300, seed=2, replicate=2) != one
-    assert diversity(environment, rounds=300, seed=1, replicate=3) != one
+    first, second = (diversity(environment, rounds=300, seed=1, replicate=2) for _ in range(2))
+    assert first == second
+    assert diversity(environment, rounds=300, seed=2, replicate=2) != first
+    assert diversity(environment, rounds=300, seed=1, replicate=3) != first
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every field of every environment and adversary refuses what it cannot be, with name and value."""
+"""Every field of every environment and adversary refuses invalid values, and names the field."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CLASSES = {kind: cls for kind, (cls, _) in {**BANDIT_ENVIRONMENTS, **ADVERSARIES
 
 
 def function(*arguments: Any) -> Any:
-    """A user's function that is never called."""
+    """Fail: a user's function that must not be called."""
     raise AssertionError
 
 
 def valid(kind: str, folder: Path) -> dict[str, Any]:
-    """Return fields without a default."""
+    """Return valid values of the fields without a default."""
     if kind == "replay":
         path = folder / "rounds.npz"
         np.savez(path, contexts=np.zeros((2, 3, 2, 2)), rewards=np.zeros((2, 3, 2)))
@@ -63,14 +63,14 @@ ANYTHING = {"state"}
 
 
 def accepts(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Return True if a value of the list is a legitimate one of a field, by its declared type."""
+    """Return True if a value of HOSTILE is valid for a field, by its declared type."""
     kind = str(field.type)
     if value is None:
         return "None" in kind or field.default is None
     if value is True:
         return "bool" in kind
     if "float" in kind and "Sequence" not in kind:
-        return value == 2**70  # where there is no upper limit
+        return value == 2**70  # a field without an upper limit
     return kind == "int" and value == 2**70
 
 
@@ -80,7 +80,7 @@ def is_empty(name: str, value: Any) -> bool:
 
 
 @pytest.mark.parametrize(("kind", "name"), FIELDS)
-def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path) -> None:
+def test_a_field_refuses_invalid_values(kind: str, name: str, tmp_path: Path) -> None:
     cls, base = CLASSES[kind], valid(kind, tmp_path)
     cls(**base)
     (field,) = (f for f in dataclasses.fields(cls) if f.name == name)
@@ -95,7 +95,7 @@ def test_a_field_refuses_what_it_cannot_be(kind: str, name: str, tmp_path: Path)
             continue
         if name in ANYTHING or accepts(field, value) or (kind == "log" and is_empty(name, value)):
             continue
-        # What only the data can decide is refused when they are read: by facts, at the latest.
+        # Values that only the data refute are refused when data are read: by facts, at the latest.
         with pytest.raises(InputError, match=f"{name}|there is no such file"):
             environment.facts(2, 3)
         refused += 1
@@ -113,6 +113,6 @@ def test_a_reward_is_a_distribution(kind: str, value: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["bernoulli", "gaussian", "none"])
 @pytest.mark.parametrize("std", [math.nan, math.inf, -1.0, "wide", None, [1.0]])
-def test_the_spread_of_a_reward_is_a_number(kind: str, std: Any) -> None:
+def test_the_std_of_a_reward_is_a_number(kind: str, std: Any) -> None:
     with pytest.raises(InputError, match=r"reward\.std must be"):
         RewardDistribution(kind, std)

@@ -13,17 +13,17 @@ from fastfed.simulation.experiment import make_experiment
 SEED, SILOS = 11, 3
 
 
-def test_every_round_and_silo_meets_the_same_set():
+def test_every_round_and_silo_has_the_same_set():
     opened_environment = FixedSet(4, 9).open(SEED, 0, SILOS)
     first, means = opened_environment.round(0, 1)
     assert first.shape == (9, 4) and first.dtype == np.float32
     for silo, round in ((0, 2), (1, 1), (2, 20_000)):
-        rows, again = opened_environment.round(silo, round)
+        rows, other_means = opened_environment.round(silo, round)
         np.testing.assert_array_equal(rows, first)
-        np.testing.assert_array_equal(again, means)
+        np.testing.assert_array_equal(other_means, means)
 
 
-def test_replicates_and_seeds_have_sets_of_their_own():
+def test_replicates_and_seeds_have_different_sets():
     actual = [
         FixedSet(4, 9).open(seed, replicate, 1).round(0, 1)[0]
         for seed, replicate in ((SEED, 0), (SEED, 1), (SEED + 1, 0))

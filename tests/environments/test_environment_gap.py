@@ -1,4 +1,4 @@
-"""The gap environment: the laws of what it hands out, by tests that would see other laws.
+"""The gap environment: the laws of its draws, by tests that would detect other laws.
 
 Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-values it looks at.
 """
@@ -82,7 +82,7 @@ def test_means_are_uniform_in_their_intervals(gap):
 
 
 @pytest.mark.parametrize("actions", [2, 7, 100])
-def test_the_best_stands_anywhere(actions):
+def test_the_best_action_is_uniform_over_positions(actions):
     """Compute two p-values: of the best action's position, and of its change."""
     _, mean = rounds(Gap(dimension=2, actions=actions), 4000)
     place = mean.argmax(axis=1)
@@ -95,7 +95,7 @@ def test_the_best_stands_anywhere(actions):
 def test_the_orthogonal_part_is_uniform_in_the_ball(dimension):
     """Check that rho^(d - 1) and the direction are uniform, and independent of rho and m.
 
-    Without the second further coordinate of the sphere the law of rho is another:
+    With one further coordinate of the sphere instead of two, rho would have another law:
     rho^2 ~ Beta((d - 1)/2, 1/2) and not Beta((d - 1)/2, 1).
     """
     world, n = Gap(dimension=dimension, actions=40), dimension - 1
@@ -140,7 +140,7 @@ def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
 
 
 def test_rounds_silos_and_replicates_are_independent():
-    """Compute nine p-values of m, rho and the best position between neighbouring keys.
+    """Compute nine p-values: of m, rho and the best position, each between neighbouring keys.
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
@@ -153,7 +153,7 @@ def test_rounds_silos_and_replicates_are_independent():
             mean.shape
         )
         place = mean.argmax(axis=1)
-        # Of the inferior actions: the best one's place would tie the numbers together.
+        # Hide the best action's mean, which would make the means depend on its place.
         mean[np.arange(len(place)), place] = 0.55
         return mean[skip : 300 + skip], rho[skip : 300 + skip], place[skip : 300 + skip]
 
@@ -163,7 +163,7 @@ def test_rounds_silos_and_replicates_are_independent():
             assert stats.spearmanr(one.ravel(), two.ravel()).pvalue > RARE
 
 
-def test_one_action_is_the_best():
+def test_a_single_action_has_the_law_of_the_best_one():
     _, mean = rounds(Gap(dimension=3, actions=1), 500)
     assert uniform_p((mean.ravel() - 0.7) / 0.1) > RARE
 
@@ -178,7 +178,7 @@ def test_one_dimension_has_no_orthogonal_part():
 
 @pytest.mark.parametrize(("dimension", "actions", "count"), [(2, 20_000, 5), (6000, 300, 4)])
 def test_no_feature_has_a_norm_above_one(dimension, actions, count):
-    """Use a dimension in which most points are near the sphere, where rounding could exceed it."""
+    """Use dimensions in which most points have a norm near 1, which rounding could exceed."""
     x, mean = rounds(Gap(dimension=dimension, actions=actions), count)
     norms = np.array([[np.sqrt((row * row).cumsum()[-1]) for row in rows] for rows in x])
     assert norms.max() <= 1.0
@@ -209,7 +209,7 @@ def test_facts_and_description():
     assert environment == Gap(dimension=4, gap=0.2, reward=RewardDistribution("none"))
 
 
-def test_both_drivers_play_it_alike_and_a_curve_may_say_its_gap():
+def test_both_drivers_agree_and_a_curve_may_set_its_gap():
     keys = {"silos": 2, "horizon": 60, "curves": [
         {"label": "a", "algorithm": "fedlinucb", "batch_size": 5, "gap": [0.1, 0.4]}
     ]}  # fmt: skip

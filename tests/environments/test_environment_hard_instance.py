@@ -1,4 +1,4 @@
-"""The lower bounds' instance: the laws of what it hands out, by tests that would see other laws.
+"""The lower bounds' instance: the laws of its draws, by tests that would detect other laws.
 
 Statistical tests fail below p = 1e-6 (seeds are fixed); each says how many p-values it looks at.
 """
@@ -45,7 +45,7 @@ def angular_p(z):
 
 
 def z_of(radius, angle):
-    """Return z (n, 2) in float32, from its integers of 53 bits for radius and angle."""
+    """Return z (n, 2) in float32, from the 53-bit integers of its radius and angle."""
     normals = rng.normals_from_bits(radius, angle).reshape(2, -1).T
     return np.float32(normals * (1 - 2.0**-23))
 
@@ -88,7 +88,7 @@ def test_z_is_a_truncated_gaussian(dimension):
     assert stats.kstest((z**2).sum(axis=1), "uniform").pvalue < RARE
     norm = np.sqrt((z**2).sum(axis=1))
     assert norm.max() < 1.0
-    # Norm and angle are apart, as are z and block.
+    # Norm and angle are independent, as are z and block.
     assert stats.spearmanr(norm, np.arctan2(z[:, 1], z[:, 0])).pvalue > RARE
     if dimension > 2:
         assert stats.spearmanr(norm, block).pvalue > RARE
@@ -143,7 +143,7 @@ def test_rounds_silos_replicates_and_seeds_differ_and_repeat():
 
 
 def test_rounds_silos_and_replicates_are_independent():
-    """Compute twelve p-values of block, norm and angles between neighbouring keys.
+    """Compute twelve p-values: of block, norm and angle, each between neighbouring keys.
 
     Round t of one key goes with round t of the next silo or replicate, or with round t + 1.
     """
@@ -163,7 +163,7 @@ def test_rounds_silos_and_replicates_are_independent():
         assert stats.binomtest(same_block, 4000, 0.1).pvalue > RARE
 
 
-def test_contexts_do_not_know_theta():
+def test_contexts_are_independent_of_theta():
     """Check that the sign of the expected reward is a fair coin, by one p-value."""
     environment = HardInstance(4)
     actual = np.concatenate(
@@ -205,7 +205,7 @@ def test_both_drivers_agree(dimension, reward):
         assert one.group_regret[-1] > 0
 
 
-def test_a_learner_learns_where_nothing_is_noisy():
+def test_a_learner_beats_random_actions_without_noise():
     """Check regret without noise; optimism still tries actions with negative rewards."""
     keys = {"silos": 1, "horizon": 2000, "replicates": 3}
     environment = HardInstance(4, reward=RewardDistribution("none"))
@@ -238,7 +238,7 @@ def test_facts_description_and_spec():
     ):
         environment = environment_from_spec({"kind": "hard-instance", "radius": 0.25, **table})
         assert environment == fastfed.environments.HardInstance(radius=0.25, reward=law)
-    # Elsewhere a Gaussian law without a std is what it was.
+    # In other environments a Gaussian law without a std has std 0.5.
     assert (
         environment_from_spec({"kind": "sphere", "reward": {"kind": "gaussian"}}).reward.std == 0.5
     )

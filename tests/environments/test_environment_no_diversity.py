@@ -20,8 +20,8 @@ def test_only_the_first_silo_sees_the_first_coordinate():
     for silo in range(4):
         for t in (1, 2, 20_000):
             x, mean = opened.round(silo, t)
-            side = np.eye(2)[min(silo, 1)]
-            np.testing.assert_array_equal(x, [side, -side])
+            direction = np.eye(2)[min(silo, 1)]
+            np.testing.assert_array_equal(x, [direction, -direction])
             np.testing.assert_array_equal(mean, x @ theta)
             assert sorted(mean) == [-0.5, 0.5]
 
@@ -37,12 +37,12 @@ def test_the_expected_rewards_are_the_papers():
             np.testing.assert_array_equal(opened.round(silo, 1)[1], published @ signs)
 
 
-def test_theta_is_one_of_four_and_all_are_as_likely():
+def test_theta_is_one_of_four_equally_likely_vectors():
     """Compute one p-value over replicates."""
     theta = np.array([NoDiversity().theta(5, replicate) for replicate in range(2000)])
     assert (np.abs(theta) == 0.5).all()
-    which = (theta > 0) @ [1, 2]
-    assert stats.chisquare(np.bincount(which, minlength=4)).pvalue > RARE
+    pattern = (theta > 0) @ [1, 2]
+    assert stats.chisquare(np.bincount(pattern, minlength=4)).pvalue > RARE
     np.testing.assert_array_equal(NoDiversity().theta(5, 7), theta[7])
     other = np.array([NoDiversity().theta(6, replicate) for replicate in range(2000)])
     assert 0 < (theta != other).sum() < theta.size
@@ -78,16 +78,16 @@ def test_both_drivers_agree(silos, reward):
 
 
 def test_a_wrong_action_costs_one():
-    """Check that regret counts wrong actions; without noise each silo needs only one."""
+    """Check that regret counts wrong actions; without noise a silo plays at most one."""
     keys = {"silos": 3, "horizon": 400, "replicates": 4}
     (chance,) = fastfed.simulate(NoDiversity(), "random", **keys).curves
     assert (chance.group_regret == np.round(chance.group_regret)).all()
     # Five standard deviations of 1200 coins, in 4 replicates.
     assert np.abs(chance.group_regret[:, -1] - 600).max() < 5 * np.sqrt(300)
     quiet = NoDiversity(RewardDistribution("none"))
-    (alone,) = fastfed.simulate(quiet, "local-linucb", clip=False, **keys).curves
-    assert (alone.group_regret[:, -1] <= 3).all() and alone.group_regret[:, -1].any()
-    # Clipping to [0, 1] turns -1/2 into the 0 that nothing can be learnt from.
+    (learnt,) = fastfed.simulate(quiet, "local-linucb", clip=False, **keys).curves
+    assert (learnt.group_regret[:, -1] <= 3).all() and learnt.group_regret[:, -1].any()
+    # Clipping to [0, 1] turns -1/2 into 0, from which nothing can be learnt.
     (clipped,) = fastfed.simulate(quiet, "local-linucb", **keys).curves
     np.testing.assert_array_equal(
         clipped.group_regret[:, -1],

@@ -30,12 +30,12 @@ def test_a_round_is_the_formula_of_its_keyed_draws(dimension, actions, rotation)
     """Compare in float64 with the formula; float32 is accurate to about 1e-7."""
     environment = Rotated(dimension, actions, rotation)
     opened, thetas = environment.open(7, 3, SILOS), environment.thetas(7, 3, SILOS)
-    free = dimension - 1
+    free_dimension = dimension - 1
     for silo in (0, SILOS - 1):
         x, mean = opened.round(silo, 9)
         assert x.dtype == np.float32 and x.shape == (actions, dimension)
-        g = rng.normals_f32(7, CONTEXT, 3, silo, 9, actions * free).astype(float)
-        g = g.reshape(free, actions).T
+        g = rng.normals_f32(7, CONTEXT, 3, silo, 9, actions * free_dimension).astype(float)
+        g = g.reshape(free_dimension, actions).T
         u = g / np.linalg.norm(g, axis=1, keepdims=True)
         expected = np.column_stack([u, np.ones(actions)]) / np.sqrt(2)
         np.testing.assert_allclose(x, expected, atol=3e-7)
@@ -80,7 +80,7 @@ def test_directions_are_uniform_and_independent(dimension):
     assert stats.spearmanr(over_silos[1:, 0], over_silos[:-1, 0]).pvalue > RARE
 
 
-def test_first_silos_do_not_depend_on_their_number():
+def test_first_silos_do_not_depend_on_the_number_of_silos():
     environment = Rotated(5, 6, 0.4)
     assert (environment.thetas(1, 0, 3) == environment.thetas(1, 0, 9)[:3]).all()
     assert not (environment.thetas(1, 0, 3) == environment.thetas(1, 1, 3)).any(axis=0)[:-1].any()
@@ -135,23 +135,23 @@ def test_both_drivers_agree(reward):
 
 
 def test_regret_is_against_the_silos_own_best():
-    """Check that a silo alone learns its own theta, and one model for all has regret."""
+    """Check that local agents learn their silo's theta, and that one common model does not."""
     curves = [
         {"label": "alone", "algorithm": "local-linucb"},
         {"label": "together", "algorithm": "fedlinucb", "batch_size": 10},
     ]
-    collected = {}
+    late_regret = {}
     for rotation in (0.0, 0.8):
         environment = Rotated(4, 30, rotation, RewardDistribution("none"))
         result = fastfed.simulate(environment, curves=curves, silos=10, horizon=1500, replicates=2)
         for curve in result.curves:
             half = curve.group_regret[:, len(curve.rounds) // 2 - 1]
-            collected[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
-    assert collected[0.8, "alone"] < 2.0 * collected[0.0, "alone"]
-    assert collected[0.8, "together"] > 20.0 * collected[0.0, "together"]
+            late_regret[rotation, curve.label] = float((curve.group_regret[:, -1] - half).mean())
+    assert late_regret[0.8, "alone"] < 2.0 * late_regret[0.0, "alone"]
+    assert late_regret[0.8, "together"] > 20.0 * late_regret[0.0, "together"]
 
 
-def test_what_it_promises():
+def test_facts():
     for rotation, silos, linear in ((0.0, 5, True), (0.2, 5, False), (0.2, 1, True)):
         facts = Rotated(4, 6, rotation).facts(silos, 100)
         assert (facts.linear, facts.linear_by_silo) == (linear, True)

@@ -1,4 +1,4 @@
-"""Environments: the law of what they hand out, through the one C interface."""
+"""Environments: the laws of their draws, through the one C interface."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ class TestSphere:
             assert (other[:, :-1] != reference[:, :-1]).all()
 
     def test_directions_are_uniform(self):
-        """Every coordinate of u has mean 0 and variance 1/(d - 1); pairs are uncorrelated."""
+        """Check that coordinates of u have mean 0, variance 1/(d - 1), and are uncorrelated."""
         opened_environment = Sphere(dimension=5, actions=100).open(0, 0, 1)
         u = np.concatenate(
             [opened_environment.round(0, t)[0][:, :4] for t in range(1, 201)]
@@ -99,7 +99,7 @@ class TestReplay:
         np.testing.assert_array_equal(x, contexts[2, 6].astype(np.float32))
         np.testing.assert_array_equal(mean, rewards[2, 6])
 
-    def test_without_replacement_meets_every_round_once_in_another_order(self, recorded):
+    def test_without_replacement_uses_every_round_once_in_random_order(self, recorded):
         opened_environment = Replay.from_arrays(*recorded).open(0, 0, 3)
         queries = [opened_environment.query(1, t) for t in range(1, 25)]
         assert sorted(queries) == list(range(24, 48))
@@ -187,8 +187,8 @@ class TestReplay:
         assert full.describe() == plain
         other = Replay.from_arrays(*recorded, rounds=rounds, mask=mask.astype(int)).describe()
         assert other == masked != plain
-        zeros = np.where(np.isnan(rewards), 0.0, rewards), np.nan_to_num(contexts)
-        assert Replay.from_arrays(zeros[1], zeros[0]).describe() != masked
+        filled = np.nan_to_num(contexts), np.where(np.isnan(rewards), 0.0, rewards)
+        assert Replay.from_arrays(*filled).describe() != masked
 
     def test_a_spec_reads_rounds_and_mask(self, unequal, tmp_path):
         names = ("contexts", "rewards", "rounds", "mask")
@@ -248,15 +248,15 @@ class TestPython:
         np.testing.assert_array_equal(fast.curves[0].group_regret, step.curves[0].group_regret)
         assert fast.curves[0].group_regret[0, -1] > 0
 
-    def test_its_exceptions_and_nonsense_come_out_as_they_are(self):
-        def failed_conditions(seed, replicate, silo, t):
+    def test_exceptions_and_bad_returns_of_a_function_are_reported(self):
+        def failing(seed, replicate, silo, t):
             if t == 3:
                 raise KeyError("no such user")
             return TestPython.draw(seed, replicate, silo, t)
 
         keys = {"algorithm": "fedlinucb", "horizon": 20, "silos": 2, "batch_size": 4}
         with pytest.raises(KeyError, match="no such user"):
-            fastfed.simulate(Python(function=failed_conditions, dimension=3, actions=4), **keys)
+            fastfed.simulate(Python(function=failing, dimension=3, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match=r"features must have shape \(any, 2\)"):
             fastfed.simulate(Python(function=self.draw, dimension=2, actions=4), **keys)
         with pytest.raises(fastfed.InputError, match="features must hold 1 to 2 actions, got 3"):
@@ -327,7 +327,7 @@ class TestPython:
 
 
 class TestClassification:
-    def test_digits_reward_the_digit_and_meet_every_image_at_most_once(self):
+    def test_digits_reward_the_right_digit_and_use_an_image_at_most_once(self):
         pytest.importorskip("sklearn")
         environment = Classification(data="digits", dimension=12)
         facts = environment.facts(10, 175)
@@ -356,12 +356,12 @@ class TestClassification:
             environment, "private-fedlinucb", horizon=100, batch_size=10, epsilon=5.0, delta=1e-4
         )
         assert r.silos == 4
-        # Least and largest values are those of the data.
+        # The ranges of columns are read from the data.
         assert r.curves[0].certificate["status"] == "conditional"
 
 
 class TestLetor:
-    def test_real_mslr_rows_learn_and_say_that_queries_return(self, mslr):
+    def test_curves_on_mslr_rows_learn_and_note_repeated_queries(self, mslr):
         environment = Letor(path=str(mslr), features="anchor-url")
         facts = environment.facts(10, 500)
         assert facts.dimension == 57
@@ -381,7 +381,7 @@ class TestLetor:
         assert any("served up to 500 times" in c for c in certificate["caveats"])
         assert certificate["also"][0]["exact"]["epsilon"] == pytest.approx(1.0)
 
-    def test_in_two_drivers(self, mslr):
+    def test_both_drivers_agree_on_letor_rows(self, mslr):
         keys = {"horizon": 12, "silos": 3, "batch_size": 4, "seed": 2}
         environment = Letor(path=str(mslr / "vali.txt"), features="text", scaling="row")
         a = fastfed.simulate(environment, "fedlinucb", lazy=False, **keys)
@@ -397,7 +397,7 @@ class TestLetor:
             Letor(path="/nowhere/at/all")
 
 
-def test_a_query_identifier_that_returns_is_a_record_met_again(tmp_path):
+def test_a_query_identifier_in_several_files_is_one_record(tmp_path):
     pytest.importorskip("sklearn")
     for part in range(6):  # the same two queries in each of six files
         lines = [f"{i % 3} qid:{1 + (i // 2) % 2} 1:{i}.5 2:{i % 5}" for i in range(part, part + 4)]
@@ -425,7 +425,7 @@ def test_a_compiled_function_that_writes_nan_or_no_probability_is_stopped():
             fastfed.simulate(environment, "local-linucb", silos=1, horizon=5)
 
 
-def test_read_only_arrays_from_a_function_are_welcome():
+def test_read_only_arrays_from_a_function_are_accepted():
     x, means = np.eye(2), np.array([0.2, 0.8])
     x.flags.writeable = means.flags.writeable = False
     environment = Python(function=lambda *key: (x, means), dimension=2, actions=2)
@@ -447,14 +447,14 @@ def failed_conditions(certificate):
 
 
 class TestDeclared:
-    """What certificates say must not depend on the values of the records (neighbours differ)."""
+    """Certificates must not depend on the values of records, which differ between neighbours."""
 
     @pytest.mark.parametrize("clip", [True, False])
     @pytest.mark.parametrize("reward_range", [None, (0.0, 1.0), (-50.0, 50.0)])
     def test_one_reward_does_not_decide_about_a_replay(self, recorded, clip, reward_range):
         """Check that the status does not depend on whether a reward is 1 or 50."""
         contexts, rewards = recorded
-        collected = []
+        certificates = []
         for reward in (1.0, 50.0):
             rewards[0, 0, 0] = reward
             if reward_range == (0.0, 1.0) and reward == 50.0:
@@ -462,15 +462,15 @@ class TestDeclared:
                     Replay.from_arrays(contexts, rewards, reward_range=reward_range)
                 continue
             environment = Replay.from_arrays(contexts, rewards, reward_range=reward_range)
-            collected.append(certificate_of(environment, clip=clip))
-        assert all(c.to_builtins() == collected[0].to_builtins() for c in collected)
+            certificates.append(certificate_of(environment, clip=clip))
+        assert all(c.to_builtins() == certificates[0].to_builtins() for c in certificates)
         proven = clip or reward_range == (0.0, 1.0)
-        assert collected[0].status == ("proven" if proven else "unproven")
+        assert certificates[0].status == ("proven" if proven else "unproven")
         if not proven:
-            assert failed_conditions(collected[0]) == [
+            assert failed_conditions(certificates[0]) == [
                 "rewards bounded by 1 in absolute value (as the environment gives them)"
             ]
-            assert collected[0].also[0].status == "conditional"
+            assert certificates[0].also[0].status == "conditional"
 
     def test_a_declared_range_is_two_numbers(self, recorded):
         for given, sentence in (
@@ -496,7 +496,7 @@ class TestDeclared:
         [
             ({}, False),
             ({"norm": 1.0}, False),
-            ({"ranges": {"age": [0, 120]}}, False),  # the categories of the other are the data's
+            ({"ranges": {"age": [0, 120]}}, False),  # the categories of sex are taken from the data
             ({"ranges": KNOWN}, True),
             ({"ranges": KNOWN, "norm": 1.0}, True),
             ({"ranges": {"age": [0, 120]}, "columns": ["age"]}, True),
@@ -508,10 +508,10 @@ class TestDeclared:
         assert certificate.exact.epsilon == pytest.approx(1.0)
         scaled = "features are scaled by declared ranges, not by ranges of these data"
         assert failed_conditions(certificate) == ([] if holds else [scaled])
-        assert {side.status for side in certificate.also} == {certificate.status}
+        assert {claim.status for claim in certificate.also} == {certificate.status}
         assert ("declared ranges" in " ".join(certificate.caveats)) == ("ranges" in keys and holds)
 
-    def test_with_declared_ranges_a_record_moves_no_other(self, tmp_path):
+    def test_with_declared_ranges_a_record_changes_no_other(self, tmp_path):
         for keys, moved in ({"ranges": self.KNOWN}, False), ({}, True):
             rows = []
             for age in (55, 1e6):
@@ -572,27 +572,27 @@ class TestDeclared:
             "conditional" if scaling == "column" else "unproven"
         )
 
-    def test_what_a_function_keeps_is_declared(self):
+    def test_functions_with_state_must_be_declared_independent(self):
         kept = []
 
         def closed(seed, replicate, silo, t):
             kept.append(t)
             return TestPython.draw(seed, replicate, silo, t)
 
-        for function, message, holds in (
+        for function, independent, holds in (
             (TestPython.draw, None, True),
             (closed, None, False),
             (closed, True, True),
             (TestPython.draw, False, False),
         ):
             certificate = certificate_of(
-                Python(function=function, dimension=3, actions=4, independent=message)
+                Python(function=function, dimension=3, actions=4, independent=independent)
             )
             assert certificate.status == ("proven" if holds else "conditional")
             text = "do not depend on other users' raw data (taken on trust)"
             assert [c.holds for c in certificate.conditions if c.text.endswith(text)] == [holds]
 
-    def test_alone_and_robin_rest_on_the_same(self, tmp_path):
+    def test_local_linucb_and_robin_need_declared_ranges_too(self, tmp_path):
         given = self.table(tmp_path / "a.csv")
         robin = {
             "algorithm": "robin", "batch_size": None, "clip": True, "diversity": 0.1,

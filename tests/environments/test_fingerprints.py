@@ -1,4 +1,4 @@
-"""Digests of users' functions: other contents, another experiment; another process, the same."""
+"""Digests of users' functions: they follow the contents, and agree between processes."""
 
 import hashlib
 import inspect
@@ -13,8 +13,8 @@ import pytest
 from fastfed.environments.python import fingerprint
 
 MANY = np.arange(3000.0)
-OTHER = np.where(MANY == 1500.0, -1.0, MANY)  # which NumPy's repr leaves out
-NEAR = np.array([0.1]), np.array([0.1 + 1e-15])  # which it rounds
+OTHER = np.where(MANY == 1500.0, -1.0, MANY)  # NumPy's repr leaves out this element
+NEAR = np.array([0.1]), np.array([0.1 + 1e-15])  # NumPy's repr rounds both to 0.1
 
 
 class Holder:
@@ -57,7 +57,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("one", "other"), [(MANY, OTHER), NEAR, (1, 2)])
-def test_contents_are_told_apart(way, one, other):
+def test_contents_decide_the_digest(way, one, other):
     digest = fingerprint(WAYS[way](one), None)
     again = one.copy() if isinstance(one, np.ndarray) else one
     assert digest == fingerprint(WAYS[way](again), None)
@@ -65,15 +65,15 @@ def test_contents_are_told_apart(way, one, other):
 
 
 @pytest.mark.parametrize("value", [1, 2.5, "a", None, (1, [2, {"b": 3}]), np.float64(0.5)])
-def test_digests_of_stores_that_there_are_stay(value):
-    """Version 0.1 digested the repr of what is closed over."""
+def test_digests_in_existing_stores_do_not_change(value):
+    """Compare with digests of version 0.1, made from the repr of the closure's values."""
     function = closing_over(value)
     parts = [inspect.getsource(function), [value], None, {}]
     text = "\n".join(map(repr, parts))
     assert fingerprint(function, None) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_what_holds_itself():
+def test_a_list_that_contains_itself_has_a_digest():
     held = [1]
     held.append(held)
     assert fingerprint(closing_over(held), None) == fingerprint(closing_over(held), None)
@@ -94,7 +94,7 @@ def everything():
     return [*digests, fingerprint(partial(closing_over, 1), None)]
 
 
-def test_another_process_finds_the_same():
+def test_another_process_computes_the_same_digests():
     command = "import test_fingerprints as t; print(*t.everything())"
     result = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {command}"],

@@ -1,4 +1,4 @@
-"""LETOR files as they are damaged: the rows of a plain reader, or a refusal."""
+"""Damaged LETOR files: each gives the rows of a plain reader or is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANDOM = st.randoms(use_true_random=False)
 
 def repeat(examples):
     """Return settings of hypothesis: always the same examples, without a deadline."""
-    # A shrunk example runs in the same folder as the one before.
+    # All examples share the folder of one test, of which hypothesis would warn.
     quiet = list(HealthCheck)
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=quiet
@@ -38,7 +38,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def assert_same(read: LetorRows, data: bytes, name: str) -> None:
+def assert_rows_of_oracle(read: LetorRows, data: bytes, name: str) -> None:
     """Check that the rows are those of the plain reader."""
     expected = oracle(data, name)
     assert expected is not None, (read.relevance, read.features)
@@ -61,18 +61,18 @@ def check(data: bytes, name: str, cache: Path) -> None:
             assert str(path) in str(error) and str(error).isprintable()
             assert not list(cache.rglob("*.npy"))
             return
-        assert_same(read, data, name)
+        assert_rows_of_oracle(read, data, name)
         again = read_letor(path)
         assert again.folder is not None
-        assert_same(again, data, name)
+        assert_rows_of_oracle(again, data, name)
 
 
-def case(rng, cache, monkeypatch):
+def check_damaged_letor(rng, cache, monkeypatch):
     """Check one damaged LETOR file, read in blocks of random size."""
     data, name = fuzzing.damaged_letor(rng), "a.txt"
     if rng.random() < 0.2:
         name, data = rng.choice(("a.txt.gz", "a.gz", "a.txt")), fuzzing.packed(rng, data)
-    # Blocks so small that lines and numbers are cut by their ends.
+    # Some blocks are so small that their ends cut lines and numbers.
     monkeypatch.setattr(letor_parser, "_BLOCK", rng.choice((1 << 18, 7, 16, 64)))
     check(data, name, cache)
 
@@ -80,14 +80,14 @@ def case(rng, cache, monkeypatch):
 @repeat(250)
 @given(RANDOM)
 def test_a_damaged_file_is_read_right_or_refused(cache, monkeypatch, rng):
-    case(rng, cache, monkeypatch)
+    check_damaged_letor(rng, cache, monkeypatch)
 
 
 @pytest.mark.slow
 @repeat(20_000)
 @given(RANDOM)
 def test_many_damaged_files_are_read_right_or_refused(cache, monkeypatch, rng):
-    case(rng, cache, monkeypatch)
+    check_damaged_letor(rng, cache, monkeypatch)
 
 
 @repeat(40)

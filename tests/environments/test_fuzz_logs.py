@@ -104,7 +104,7 @@ def test_damage_is_refused_in_one_sentence(tmp_path, form, make):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        # zipfile takes the last character of a name, which may be empty.
+        # zipfile looks at the last character of a member's name; here the name is empty.
         (b"\x05\x00\x00\x00t.csv", b"\x00\x00\x00\x00t.csv"),
         (b"PK\x01\x02", b"PK\x01\x03"),
     ],

@@ -65,12 +65,12 @@ def test_random_agents_see_the_rounds_and_the_regret_of_simulations(silo):
         rewards.append(reward)
         regrets.append(result["regret"])
     assert set(rewards) == {0.0, 1.0}
-    # The regret of uniform actions of one of three silos in 200 rounds, from the product itself.
+    # The regret of random actions at one of three silos in 200 rounds, as fastfed estimates it.
     expected, error = simulate(SPHERE, "random", silos=3, horizon=200).curves[0].random_regret
     assert abs(sum(regrets) / 2 - expected / 3) < 0.1 * expected / 3 + 5.0 * error
 
 
-def test_a_seed_begins_again_and_seeds_differ():
+def test_a_seed_restarts_the_rounds_and_seeds_differ():
     env = to_gymnasium(SPHERE, horizon=20)
     first, _ = env.reset(seed=5)
     second, _ = env.reset()

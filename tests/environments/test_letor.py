@@ -41,7 +41,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def letor_text(rng, queries=6, features=136, first_qid=1, actions=(3, 9)) -> str:
-    """Dense rows whose relevance depends on a few large columns, as in ranking data."""
+    """Return dense rows whose relevance depends on a few large columns, as in ranking data."""
     lines = []
     for q in range(queries):
         for _ in range(rng.integers(*actions)):
@@ -83,7 +83,7 @@ def random_value(rng) -> str:
 
 def test_compiled_and_exact_parsers_agree_bitwise():
     rng = np.random.default_rng(1)
-    taken = 0
+    compiled = 0
     for _ in range(200):
         lines = []
         for _ in range(rng.integers(1, 8)):
@@ -95,11 +95,11 @@ def test_compiled_and_exact_parsers_agree_bitwise():
         exact = parse_lines(block, "f")
         fast = parse_block(block)
         if fast is not None:
-            taken += 1
+            compiled += 1
             assert fast.relevance.tolist() == exact.relevance.tolist()
             assert fast.qid.tolist() == exact.qid.tolist()
             np.testing.assert_array_equal(fast.values, exact.values)
-    assert taken > 50
+    assert compiled > 50
 
 
 def hard_value(rng) -> str:
@@ -135,7 +135,7 @@ def test_values_beyond_float32_are_left_to_the_parser_that_refuses_them(value):
         parse_lines(block, "f")
 
 
-def test_rows_wider_than_the_first_are_read_again():
+def test_rows_wider_than_the_first_are_read():
     rows = parse_block(b"1 qid:1 2:5\n2 qid:1\n\n0 qid:2 1:1 7:2.5 # end\n")
     assert rows is not None
     assert rows.values.tolist() == [[0, 5, 0, 0, 0, 0, 0], [0] * 7, [1, 0, 0, 0, 0, 0, 2.5]]
@@ -203,7 +203,7 @@ def test_unusual_but_right_lines_are_read(tmp_path):
     ],
 )
 def test_errors_name_file_and_line(tmp_path, line, message):
-    # Far into the file, so that the line number has to survive the blocks before.
+    # The line is far into the file, so that line numbers must count earlier blocks.
     filler = "0 qid:1 1:0.5 2:0.25\n" * 20_000
     path = write(tmp_path / "bad.txt", filler + line + "\n" + filler)
     with pytest.raises(InputError) as caught:
@@ -279,7 +279,7 @@ def test_a_qid_that_comes_back_is_refused_with_its_line(tmp_path, monkeypatch, b
             read_letor(path)
 
 
-def test_a_cache_of_an_earlier_version_with_such_a_qid_is_not_used(tmp_path, monkeypatch):
+def test_a_cache_of_an_earlier_version_with_a_returning_qid_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("FASTFED_CACHE", str(tmp_path / "cache"))
     path = write(tmp_path / "a.txt", "1 qid:5 1:1\n1 qid:6 1:1\n")
     meta = read_letor(path).folder / "meta.json"
@@ -364,7 +364,7 @@ def test_verify_notices_corruption_behind_an_unchanged_time_stamp(file):
     assert "although size and time stamp agree" in message
 
 
-def test_verify_tells_touched_from_changed_from_gone(file):
+def test_verify_distinguishes_touched_changed_and_missing_files(file):
     read_letor(file)
     os.utime(file, ns=(1, 1))
     ((_, ok, message),) = verify(file)
@@ -389,7 +389,7 @@ def test_verify_checks_every_file_of_a_folder(tmp_path):
     ]
 
 
-def test_a_cache_that_cannot_be_written_is_said_and_done_without(file, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_warned_of_and_not_needed(file, tmp_path, monkeypatch):
     expected = read_letor(file).features
     blocked = write(tmp_path / "a-file", "")
     monkeypatch.setenv("FASTFED_CACHE", str(blocked / "cache"))
@@ -397,7 +397,7 @@ def test_a_cache_that_cannot_be_written_is_said_and_done_without(file, tmp_path,
         rows = read_letor(file)
     assert rows.folder is None
     np.testing.assert_array_equal(rows.features, expected)
-    # Once is enough, though every reader of the file meets it.
+    # One warning is enough, although every reader of the file finds the cache blocked.
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         pool = letor_pool(file, 2)
@@ -406,18 +406,18 @@ def test_a_cache_that_cannot_be_written_is_said_and_done_without(file, tmp_path,
 
 @pytest.mark.filterwarnings("ignore:.*has changed since it was written")
 @pytest.mark.parametrize("name", ["features.npy", "meta.json", "starts.npy"])
-def test_a_damaged_cache_is_made_anew(file, name):
+def test_a_damaged_cache_is_made_again(file, name):
     first = read_letor(file)
     expected = np.array(first.features)
     damaged = first.folder / name
     damaged.write_bytes(damaged.read_bytes()[:50])
-    again = read_letor(file)
-    np.testing.assert_array_equal(again.features, expected)
-    assert again.folder == first.folder
+    reread = read_letor(file)
+    np.testing.assert_array_equal(reread.features, expected)
+    assert reread.folder == first.folder
 
 
 @pytest.mark.filterwarnings("ignore:.*has changed since it was written")
-def test_a_damaged_pool_in_the_cache_is_made_anew(file):
+def test_a_damaged_pool_in_the_cache_is_made_again(file):
     expected = letor_pool(file, 2).means.copy()
     (values,) = read_letor(file).folder.glob("pools/*/values.npy")
     values.write_bytes(values.read_bytes()[:-4])
@@ -429,11 +429,11 @@ CACHED = ["values", "means", "theta", "relevance", "starts", "qids", "features",
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, cache):
-    """Each start of a process compares what it reads with the sums, once."""
+def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_warned_of(file, name, cache):
+    """Check that a process compares each array that it reads with its checksum once."""
     expected = letor_pool(file, 2)
     values, means = np.array(expected.values), np.array(expected.means)
-    if name == "features":  # read only where no pool was derived from them as yet
+    if name == "features":  # read only if no pool was derived from them yet
         (pools,) = cache.rglob("pools")
         shutil.rmtree(pools)
     for actual in cache.rglob(f"{name}.*"):
@@ -442,13 +442,13 @@ def test_a_flipped_bit_in_the_cache_changes_no_result_and_is_said(file, name, ca
         actual.write_bytes(data)
     storage._checked_arrays.clear()
     with pytest.warns(UserWarning, match="has changed since it was written"):
-        again = letor_pool(file, 2)
-    np.testing.assert_array_equal(again.values, values)
-    np.testing.assert_array_equal(again.means, means)
+        reread = letor_pool(file, 2)
+    np.testing.assert_array_equal(reread.values, values)
+    np.testing.assert_array_equal(reread.means, means)
     assert storage.damaged_arrays() == []
 
 
-def test_what_is_whole_is_compared_once_in_a_process(file, monkeypatch):
+def test_undamaged_arrays_are_checked_once_in_a_process(file, monkeypatch):
     expected = np.array(letor_pool(file, 2).values)
     storage._checked_arrays.clear()
     letor_pool(file, 2)
@@ -575,7 +575,7 @@ def test_column_scaling_keeps_the_model_exactly_linear(file, features):
     assert norms.max() > 0.999
     assert any("taken as public" in note for note in pool.notes)
     assert any(f"||theta*|| = {np.linalg.norm(pool.theta):.4g}" in note for note in pool.notes)
-    # An affine map of the raw model: the order of the actions is the lasso's.
+    # The scaled model is an affine map of the raw one, so actions are ordered as by the lasso.
     raw = letor_pool(file, 2, features, scaling="row").means
     slope, shift = np.polyfit(raw, pool.means, 1)
     np.testing.assert_allclose(slope * raw + shift, pool.means, atol=1e-5)
@@ -587,9 +587,9 @@ def test_without_a_constant_column_the_shift_is_outside_the_model(file):
     pool = letor_pool(file, 2, [2, 4, 126], reward_range=(0.2, 0.7))
     assert not pool.linear
     assert (pool.means.min(), pool.means.max()) == (0.2, pytest.approx(0.7, abs=1e-12))
-    rest = pool.means - all_rows(pool).astype(np.float64) @ pool.theta
-    np.testing.assert_allclose(rest, rest[0], atol=1e-12)
-    assert abs(rest[0]) > 1e-3
+    shift = pool.means - all_rows(pool).astype(np.float64) @ pool.theta
+    np.testing.assert_allclose(shift, shift[0], atol=1e-12)
+    assert abs(shift[0]) > 1e-3
     assert any("outside the linear model" in note for note in pool.notes)
 
 

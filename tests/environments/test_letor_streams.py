@@ -24,8 +24,8 @@ from fastfed.environments.storage import GrowableArray, StoredArray
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*relevance -1 or")
 
-#: What parsers meet: line ends of both kinds, comments, a wide line, exponents, a query that goes
-#: on over blocks, blank lines, and no line end at the end.
+#: Hard cases for parsers: line ends of both kinds, comments, a wide line, exponents, a query that
+#: spans blocks, blank lines, and no line end at the end.
 TEXT = (
     b"2 qid:7 1:3 2:0.25 3:-1.5 \r\n0 qid:7 1:12345678 2:0 3:22.076928 \r\n"
     b"# a comment\r\n\n1 qid:8 2:.5 # and qid:9\n1 qid:8 1:1e-3 3:2\n\r\n"
@@ -54,7 +54,7 @@ def mslr(path: Path, queries: int, features: int = 136, seed: int = 0) -> Path:
 
 
 def in_memory(*sources: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of the cache, by one block for each file."""
+    """Return the arrays that the cache must hold, parsed with one block for each file."""
     parts = letor_parser.Parts([], [], [], [])
     letor_parser.parse(sources, 65_536, parts)
     width = max(block.shape[1] for block in parts.features)
@@ -79,7 +79,7 @@ def saved(arrays: dict[str, np.ndarray], folder: Path) -> dict[str, bytes]:
 @settings(max_examples=60, deadline=None)
 @given(size=st.integers(1, len(TEXT) + 2), cut=st.integers(0, len(TEXT)), packed=st.booleans())
 def test_any_block_size_leaves_the_same_cache(size, cut, packed, tmp_path_factory):
-    """A block may end within a line, a query, a number or a line end, and so may a file."""
+    """Let blocks end within a line, a query, a number or a line end; files end between lines."""
     folder = tmp_path_factory.mktemp("data")
     at = TEXT.rfind(b"\n", 0, cut) + 1
     texts = [t for t in (TEXT[:at], TEXT[at:]) if b"qid:7" in t or b"qid:10" in t]
@@ -121,7 +121,7 @@ def test_a_growing_table_is_what_numpy_saves(widths, seed, piece, tmp_path_facto
     stored.close()
 
 
-def test_a_wide_line_among_many_short_ones_takes_no_memory_of_all(tmp_path, monkeypatch):
+def test_a_wide_line_does_not_widen_the_table_of_short_lines(tmp_path, monkeypatch):
     text = "".join(f"1 qid:{i // 4} 1:{i}\n" for i in range(40)) + "2 qid:11 9:1\n3 qid:11 1:4\n"
     path = tmp_path / "a.txt"
     path.write_text(text)
@@ -181,7 +181,7 @@ def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
     child = subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE)
     with child:
         assert child.stdout is not None and child.stdout.readline() == b"here\n"
-        # It stands still at a known place, so that no other machine's speed decides.
+        # The child waits at a known place, so that the speed of the machine does not matter.
         left = list((cache / "letor").glob(".part-*"))
         child.kill()
     assert child.returncode == -signal.SIGKILL
@@ -195,7 +195,7 @@ def test_a_killed_parse_leaves_no_cache(module, name, after, tmp_path, cache):
     assert list((cache / "letor").glob(".part-*")) == []
 
 
-def test_what_another_process_is_writing_is_left_alone(tmp_path, cache):
+def test_a_folder_that_is_being_written_is_not_deleted(tmp_path, cache):
     folder = cache / "letor"
     with storage.fresh_folder(folder / "one") as temporary:
         os.utime(temporary, (0, 0))
@@ -207,7 +207,7 @@ def test_what_another_process_is_writing_is_left_alone(tmp_path, cache):
 
 
 @pytest.mark.parametrize("after", [0, 1, 5, 20])
-def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, monkeypatch):
+def test_with_a_full_disk_a_file_is_parsed_in_memory(after, tmp_path, cache, monkeypatch):
     path = mslr(tmp_path / "a.txt", 40)
     expected = in_memory(path)
     monkeypatch.setattr(letor_parser, "_BLOCK", 30_000)
@@ -228,7 +228,7 @@ def test_a_full_disk_leaves_nothing_and_memory_serves(after, tmp_path, cache, mo
     assert [p for p in cache.rglob("*") if p.is_file()] == []
 
 
-def test_a_full_disk_and_a_file_larger_than_memory_are_one_sentence(tmp_path, cache, monkeypatch):
+def test_a_full_disk_and_a_file_larger_than_memory_are_refused(tmp_path, cache, monkeypatch):
     path = mslr(tmp_path / "a.txt", 40)
 
     def full(self, block):
@@ -289,7 +289,7 @@ print(peak())
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kilobytes and pages as on Linux")
-def test_what_parsing_takes_does_not_grow_with_the_file(tmp_path):
+def test_the_memory_of_parsing_does_not_grow_with_the_file(tmp_path):
     pytest.importorskip("sklearn")
     small = mslr(tmp_path / "small.txt", 20)
     line = small.read_bytes()
@@ -304,7 +304,7 @@ def test_what_parsing_takes_does_not_grow_with_the_file(tmp_path):
                 [sys.executable, "-c", PEAK, path, what], capture_output=True, text=True, check=True
             )
             peaks[path.name, what] = int(result.stdout) * 1024
-    # The large one takes 18 MB in the cache and as much as a pool, 40 MB as text.
+    # The large file takes 40 MB as text, 18 MB in the cache, and another 18 MB as a pool.
     print(peaks)
     assert peaks["large.txt", "parse"] - peaks["small.txt", "parse"] < 10e6
     assert peaks["large.txt", "derive"] - peaks["small.txt", "derive"] < 10e6

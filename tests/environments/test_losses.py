@@ -53,7 +53,7 @@ ARRAY = np.random.default_rng(1).uniform(size=(12, 3))
 ARRAYS = np.random.default_rng(2).uniform(size=(4, 12, 3))
 OPTIMUM = [0.5, 0.3, 0.2]
 
-#: One of each, by its kind.
+#: Valid arguments of each environment, by its kind.
 MADE: dict[str, dict[str, Any]] = {
     "stochastic-losses": {"experts": 3},
     "oblivious-losses": {"losses": ARRAYS},
@@ -65,7 +65,7 @@ MADE: dict[str, dict[str, Any]] = {
 
 
 def make(kind: str, **keys: Any) -> Any:
-    """Return the environment of a spec's table (...: left out)."""
+    """Return the environment of a spec's table; a key whose value is `...` is left out."""
     arguments = {**MADE[kind], **keys}
     return environment_from_spec(
         {"kind": kind, **{k: v for k, v in arguments.items() if v is not ...}}
@@ -203,40 +203,40 @@ def test_bad_arrays(losses, message, tmp_path):
             make("oblivious-losses", losses=str(tmp_path / "bad.npy"))
 
 
-def write_bad(path: Path, what: str) -> None:
+def write_bad(path: Path, fault: str) -> None:
     """Write a file that holds no losses."""
-    if what == "empty":
+    if fault == "empty":
         path.write_bytes(b"")
-    elif what == "text":
+    elif fault == "text":
         path.write_text("0.5 0.5\n")
-    elif what == "zip":
+    elif fault == "zip":
         path.write_bytes(b"PK\x03\x04 and no more")
-    elif what == "archive":
+    elif fault == "archive":
         with path.open("wb") as file:
             np.savez(file, losses=np.zeros((3, 2)))
-    elif what == "objects":
+    elif fault == "objects":
         np.save(path, np.array([None, {}], dtype=object), allow_pickle=True)
-    elif what == "folder":
+    elif fault == "folder":
         path.mkdir()
-    elif what.startswith("cut"):
+    elif fault.startswith("cut"):
         np.save(path, np.zeros((4, 3)))
-        path.write_bytes(path.read_bytes()[: -8 if what == "cut" else int(what[4:])])
+        path.write_bytes(path.read_bytes()[: -8 if fault == "cut" else int(fault[4:])])
 
 
 @pytest.mark.parametrize(
-    "what",
+    "fault",
     ["missing", "empty", "text", "zip", "archive", "objects", "folder", "cut", "cut-60", "cut-7"],
 )
-def test_bad_files(what, tmp_path):
+def test_bad_files(fault, tmp_path):
     """Check that every bad file gives one sentence."""
     path = tmp_path / "losses.npy"
-    write_bad(path, what)
+    write_bad(path, fault)
     with pytest.raises(InputError, match=r"losses .*(cannot be read|must be)") as error:
         make("oblivious-losses", losses=str(path))
     assert "\n" not in str(error.value)
 
 
-def test_a_file_is_its_array(tmp_path):
+def test_a_file_gives_the_losses_of_its_array(tmp_path):
     np.save(tmp_path / "a.npy", ARRAYS)
     np.save(tmp_path / "b.npy", ARRAYS.astype(np.float32))
     by_path, by_text = (
@@ -367,12 +367,14 @@ def test_sums_and_gradients_are_those_of_rows(kind, keys):
         np.testing.assert_array_equal(sums * opened_environment.losses.unit, parts)
 
 
-def test_facts_of_each():
+def test_facts_of_each_environment():
     """Compare with the docstrings of the environments."""
-    by = {(kind, i): make(kind, **keys).facts(4, 12) for i, (kind, keys) in enumerate(FITTING)}
-    promised = [facts.optimal_loss for facts in by.values()]
+    facts_of = {
+        (kind, i): make(kind, **keys).facts(4, 12) for i, (kind, keys) in enumerate(FITTING)
+    }
+    promised = [facts.optimal_loss for facts in facts_of.values()]
     assert promised == [None] * 6 + [0.0, 0.0, 2.0, None, 0.0, None]
-    assert [facts.iid for facts in by.values()] == [True] * 3 + [False] * 8 + [True]
+    assert [facts.iid for facts in facts_of.values()] == [True] * 3 + [False] * 8 + [True]
     assert make("oblivious-losses", **FUNCTION, optimal_loss=3).facts(1, 9).optimal_loss == 3.0
     assert any("trust" in n for n in make("oblivious-losses", **FUNCTION).facts(1, 9).notes)
     assert any("trust" in n for n in make("gradient-losses").facts(1, 9).notes)
@@ -408,7 +410,7 @@ DIFFERENT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_descriptions_identify():
+def test_descriptions_identify_losses():
     """Check that equal descriptions mean equal losses; all descriptions are plain data."""
     seen: dict[str, int] = {}
     for position, (kind, keys) in enumerate(DIFFERENT):
@@ -484,7 +486,7 @@ def test_the_best_expert_differs_between_replicates(kind, keys):
 
 @pytest.mark.parametrize("experts", [2, 3, 7])
 def test_the_best_expert_is_uniform(experts):
-    """4 000 replicates: no share is five standard errors from 1/d, wrong once in 10^5 runs."""
+    """Check that in 4 000 replicates each share is within five standard errors of 1/d."""
     counts = np.bincount(
         [best_expert(s, r, experts) for s in range(8) for r in range(500)], minlength=experts
     )
@@ -493,7 +495,7 @@ def test_the_best_expert_is_uniform(experts):
 
 
 def test_the_first_guess_knows_nothing_of_the_best_expert():
-    """Guess and best expert have one seed; a shared draw would make them the same expert."""
+    """The guess and the best expert use one seed; a shared draw would make them equal."""
     from fastfed.experts.plan import start_expert
 
     d = 4
@@ -537,7 +539,7 @@ def test_losses_with_mean_0_or_1_are_constant():
 
 @pytest.mark.parametrize("loss", ["linear", "quadratic"])
 def test_pseudo_regret_is_against_the_law(loss):
-    """Compare with the mean of 30 000 losses, minus that of the best point."""
+    """Compare with the mean of 30 000 losses, minus the expected loss of the best point."""
     environment = make("stochastic-losses", loss=loss, experts=4, mean=0.6, gap=0.35)
     opened_environment = environment.open(1, 0, 10)
     assert opened_environment.suboptimality is not None
@@ -570,7 +572,7 @@ def test_the_realizable_expert_never_loses(mean):
 
 
 @pytest.mark.parametrize(("lost", "horizon"), [(0, 50), (1, 50), (7, 50), (25, 50), (40, 50)])
-def test_the_near_realizable_expert_loses_so_often_and_no_more(lost, horizon):
+def test_the_near_realizable_expert_loses_in_exactly_the_declared_rounds(lost, horizon):
     environment = make("near-realizable-losses", experts=4, optimal_loss=lost, mean=0.8)
     for replicate in range(3):
         table = served(environment, 3, horizon, replicate)
@@ -582,13 +584,13 @@ def test_the_near_realizable_expert_loses_so_often_and_no_more(lost, horizon):
     assert environment.facts(3, horizon).optimal_loss == float(lost)
 
 
-def test_without_losses_it_is_realizable():
-    kept = served(make("near-realizable-losses", optimal_loss=0), 3, 60)
-    np.testing.assert_array_equal(kept, served(make("realizable-losses"), 3, 60))
-    # Other experts' coins are the same whatever the best one loses.
+def test_near_realizable_with_optimal_loss_0_is_realizable():
+    lossless = served(make("near-realizable-losses", optimal_loss=0), 3, 60)
+    np.testing.assert_array_equal(lossless, served(make("realizable-losses"), 3, 60))
+    # The coins of the other experts do not depend on the losses of the best one.
     other = served(make("near-realizable-losses", optimal_loss=9), 3, 60)
     best = best_expert(0, 0, 3)
-    np.testing.assert_array_equal(np.delete(kept, best, 2), np.delete(other, best, 2))
+    np.testing.assert_array_equal(np.delete(lossless, best, 2), np.delete(other, best, 2))
 
 
 def test_theorem_2_4_is_the_same_at_all_clients():
@@ -620,7 +622,7 @@ def test_arrays_are_served_as_they_are():
     assert (one.natural_silos(), each.natural_silos()) == (None, 4)
     np.testing.assert_allclose(served(one, 6, 12), [ARRAY] * 6, atol=UNIT / 2)
     np.testing.assert_allclose(served(each, 4, 12), ARRAYS, atol=UNIT / 2)
-    # Of one client: any number of them meet the same.
+    # Losses of one client are served to any number of clients.
     alone = make("oblivious-losses", losses=ARRAYS[:1])
     assert alone.natural_silos() is None
     np.testing.assert_array_equal(served(alone, 2, 12)[1], served(each, 4, 12)[0])
@@ -640,8 +642,8 @@ def test_losses_are_multiples_of_a_unit():
     # Functions too, so that their sums do not depend on order.
     (table,) = served(make("oblivious-losses", **FUNCTION), 1, 20)
     assert (table / UNIT == np.rint(table / UNIT)).all()
-    asked = [uneven(0, 0, 0, t) for t in range(1, 21)]
-    np.testing.assert_allclose(table, asked, atol=UNIT / 2 * (1 + 1e-9))
+    exact = [uneven(0, 0, 0, t) for t in range(1, 21)]
+    np.testing.assert_allclose(table, exact, atol=UNIT / 2 * (1 + 1e-9))
 
 
 def test_silos_and_rounds_of_an_array():
@@ -680,7 +682,7 @@ def test_regret_is_against_the_best_expert_in_hindsight():
 
 
 @pytest.mark.parametrize("kind", list(MADE))
-def test_what_cannot_be_counted_is_refused(kind):
+def test_sums_that_float64_cannot_hold_exactly_are_refused(kind):
     """Check sums above 2^53 units, which float64 does not hold exactly."""
     if kind == "gradient-losses":
         assert make(kind).facts(2**31, 2**32 - 2).dimension == 3
@@ -699,21 +701,21 @@ def test_what_cannot_be_counted_is_refused(kind):
 # -- Functions -------------------------------------------------------------------------------------
 
 
-def test_a_plain_function_is_asked_for_its_key():
-    asked: list[tuple[int, ...]] = []
+def test_a_plain_function_is_called_with_its_key():
+    keys_seen: list[tuple[int, ...]] = []
 
     def losses_of(seed: int, replicate: int, silo: int, round: int) -> list[float]:
-        asked.append((seed, replicate, silo, round))
+        keys_seen.append((seed, replicate, silo, round))
         return [silo / 8, round / 16, 1.0]
 
     environment = make("oblivious-losses", **{**FUNCTION, "function": losses_of})
     table = served(environment, 2, 3, replicate=5, seed=9)
-    assert asked == [(9, 5, i, t) for i in range(2) for t in range(1, 4)]
+    assert keys_seen == [(9, 5, i, t) for i in range(2) for t in range(1, 4)]
     assert table[1, 2].tolist() == [1 / 8, 3 / 16, 1.0]
-    asked.clear()
+    keys_seen.clear()
     common = make("oblivious-losses", **{**FUNCTION, "function": losses_of}, common=True)
     table = served(common, 2, 3)
-    assert {key[2] for key in asked} == {0}
+    assert {key[2] for key in keys_seen} == {0}
     np.testing.assert_array_equal(table[0], table[1])
 
 
@@ -868,8 +870,10 @@ def test_numbers_of_the_environment_in_a_curve_change_its_losses():
         ]
         run = {"horizon": 30, "silos": 2, "checkpoints": 5}
         results = fastfed.simulate(make(kind), curves=curves, **run)
-        alone = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
-        np.testing.assert_array_equal(results["changed"].group_regret, alone.curves[0].group_regret)
+        separate = fastfed.simulate(dataclasses.replace(make(kind), **keys), "hedge", **run)
+        np.testing.assert_array_equal(
+            results["changed"].group_regret, separate.curves[0].group_regret
+        )
         assert (results["changed"].group_regret != results["base"].group_regret).any()
 
 
@@ -888,7 +892,7 @@ def losses_of(clients: str, **keys: Any) -> fastfed.environments.ObliviousLosses
     ("clients", "keys", "uses"),
     [
         ("shared", {}, 20),
-        ("each", {}, 1),  # equal rows are not compared: that would be a look at the data
+        ("each", {}, 1),  # equal rows are not detected, because this would look at the data
         ("each", {"multiplicity": 3}, 3),
         ("shared", {"multiplicity": 2}, 40),
         ("function", {}, 1),
@@ -902,7 +906,7 @@ def test_how_often_a_record_is_used_is_declared(clients, keys, uses):
     assert ("multiplicity" in environment.describe()) == ("multiplicity" in keys)
 
 
-def test_who_gives_all_clients_the_same_losses():
+def test_losses_common_to_all_clients_count_once_per_client():
     uses = {
         kind: make(kind).facts(20, 10).multiplicity
         for kind in ("stochastic-losses", "realizable-losses", "lower-bound-losses")
@@ -921,7 +925,7 @@ def test_who_gives_all_clients_the_same_losses():
     {"algorithm": "fed-dp-ope-stoch", "epsilon": 1.0, "batch": "largest", "smoothness": 1e6,
      "noise": "central"},
 ])  # fmt: skip
-def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
+def test_a_loss_common_to_all_clients_costs_epsilon_for_each(curve):
     """Check epsilon if 20 clients share one row; an earlier version stated 1."""
     shared, each = (
         fastfed.simulate(losses_of(clients), curves=[curve], silos=20, horizon=64)
@@ -933,9 +937,9 @@ def test_a_loss_that_all_clients_meet_is_paid_by_all(curve):
     (claim,) = [c["text"] for c in shared["conditions"] if not c["holds"]]
     assert claim.startswith("the proven epsilon of 20 losses replaced together, ")
     assert any("one record can be behind 20 losses" in c for c in shared["caveats"])
-    alone = [side for side in shared["also"] if side["unit"] == "item"]
-    assert [side["exact"] for side in alone] == [each["exact"]]
-    assert "neighbours differ in one loss of one client" in alone[0]["model"]
+    item_claims = [also for also in shared["also"] if also["unit"] == "item"]
+    assert [also["exact"] for also in item_claims] == [each["exact"]]
+    assert "neighbours differ in one loss of one client" in item_claims[0]["model"]
 
 
 def test_one_row_that_20_clients_meet_moves_a_choice_beyond_the_claim():

@@ -21,7 +21,10 @@ from fastfed.off_policy import self_normalised as self_normalised_
 
 
 def log(seed=0, n=40, k=5, rate=0.5):
-    """Return a log of a policy that prefers low actions, and a policy that prefers high ones."""
+    """Return the arguments of an estimator, the expected rewards, and the true value of the policy.
+
+    The log is of a policy that prefers low actions; the policy to evaluate prefers high ones.
+    """
     draw = np.random.default_rng(seed)
     logging = draw.dirichlet(np.linspace(2.0, 1.0, k), size=n) * 0.8 + 0.2 / k
     actions = (logging.cumsum(axis=1) > draw.uniform(size=(n, 1))).argmax(axis=1)
@@ -73,10 +76,10 @@ def test_cross_fitting_is_the_oracle_s_and_never_sees_the_round_itself():
             assert predictions[t, b] == pytest.approx(want, rel=1e-9, abs=1e-12)
     other = rewards.copy()
     other[7] += 100.0
-    again = cross_fitted_ridge(contexts, actions, other, folds=folds, ridge=0.7, seed=5)
-    same = fold == fold[7]
-    np.testing.assert_array_equal(again[same], predictions[same])
-    assert (again[~same] != predictions[~same]).all()
+    refitted = cross_fitted_ridge(contexts, actions, other, folds=folds, ridge=0.7, seed=5)
+    same_fold = fold == fold[7]
+    np.testing.assert_array_equal(refitted[same_fold], predictions[same_fold])
+    assert (refitted[~same_fold] != predictions[~same_fold]).all()
 
 
 def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
@@ -88,19 +91,19 @@ def test_estimates_are_unbiased_and_a_good_model_makes_them_vary_less():
         actual["good model"].append(doubly_robust(*arguments, means).value - truth)
         actual["no weights"].append(arguments[1].mean() - truth)
     errors = {name: np.array(values) for name, values in actual.items()}
-    off = {n: abs(e.mean()) / e.std() * math.sqrt(len(e)) for n, e in errors.items()}
-    assert max(off["ipw"], off["wrong model"], off["good model"]) < 4
-    assert off["no weights"] > 20  # so the log and the policy do differ
+    z_scores = {n: abs(e.mean()) / e.std() * math.sqrt(len(e)) for n, e in errors.items()}
+    assert max(z_scores["ipw"], z_scores["wrong model"], z_scores["good model"]) < 4
+    assert z_scores["no weights"] > 20  # so the log and the policy do differ
     assert errors["good model"].std() < errors["ipw"].std()
-    # Of rewards without noise, the true model leaves nothing to vary.
+    # With rewards without noise, the estimate by the true model is exact.
     actions, _, propensities, policy = arguments
     exact = means[np.arange(80), actions]
     actual = doubly_robust(actions, exact, propensities, policy, means)
     assert actual.value == pytest.approx(truth, rel=1e-12)
 
 
-def test_intervals_cover_where_there_is_much_and_where_there_is_little():
-    """Use a uniform log over 20 actions and evaluate one action: clicks are binomial / 20."""
+def test_intervals_cover_with_many_clicks_and_with_few():
+    """Evaluate one action from a uniform log over 20 actions: clicks are binomial."""
 
     def covered(rate, n, runs=400):
         """Return how often the normal and the bounded interval contain the true value."""
@@ -117,10 +120,10 @@ def test_intervals_cover_where_there_is_much_and_where_there_is_little():
         return normal / runs, bounded / runs
 
     # Four standard errors of a share of 400 at 0.95 are 0.044.
-    much, little = covered(0.5, 2000), covered(0.01, 2000)
-    assert much[0] > 0.906 and much[1] >= 0.95
-    assert little[0] < 0.80  # one click on average: often none, and the interval a point
-    assert little[1] >= 0.95
+    many, few = covered(0.5, 2000), covered(0.01, 2000)
+    assert many[0] > 0.906 and many[1] >= 0.95
+    assert few[0] < 0.80  # one click on average; without a click the interval is a point
+    assert few[1] >= 0.95
 
 
 def test_the_bounded_interval_is_the_binomial_one():
@@ -136,7 +139,7 @@ def test_the_bounded_interval_is_the_binomial_one():
         assert e.bounded[0] == pytest.approx(k * low if clicks else 0.0, abs=1e-4)
         assert e.bounded[1] == pytest.approx(min(1.0, k * high), abs=1e-4)
         assert e.rewarded == clicks
-    # Half the rewards, half the scale.
+    # Half the rewards have half the interval.
     e = inverse_propensity(actions, rewards / 2, np.full(n, 0.1), policy, largest_reward=0.5)
     assert e.bounded[0] == pytest.approx(k * low / 2, abs=1e-4)
     assert inverse_propensity(actions, rewards, np.full(n, 0.1), policy).bounded is None

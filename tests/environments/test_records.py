@@ -24,8 +24,8 @@ def rows(environment, query):
 def test_blocks_hold_the_record_in_the_action_s_own_block():
     environment = Classification.from_arrays(X, Y, SILO, norm=2.0)
     assert environment.natural_silos() == 2
-    first = [i for i in range(30) if SILO[i] == "b"] + [i for i in range(30) if SILO[i] == "a"]
-    for query, record in enumerate(first):
+    by_silo = [i for i in range(30) if SILO[i] == "b"] + [i for i in range(30) if SILO[i] == "a"]
+    for query, record in enumerate(by_silo):
         z = np.append(X[record], 1.0)
         z /= max(2.0, np.linalg.norm(z))
         x, means = rows(environment, query)
@@ -35,16 +35,19 @@ def test_blocks_hold_the_record_in_the_action_s_own_block():
         assert means.tolist() == [float(a == Y[record]) for a in range(3)]
 
 
-def test_a_limit_shrinks_each_record_by_itself():
+def test_a_public_norm_scales_each_record_independently():
     """With a public norm a record's features do not depend on any other record."""
     base = Classification.from_arrays(X, Y, SILO, norm=1.5)
     other = X.copy()
     other[29] *= 50.0
     moved = Classification.from_arrays(other, Y, SILO, norm=1.5)
     np.testing.assert_array_equal(rows(base, 3)[0], rows(moved, 3)[0])
-    free = Classification.from_arrays(X, Y, SILO), Classification.from_arrays(other, Y, SILO)
-    assert not np.array_equal(rows(free[0], 3)[0], rows(free[1], 3)[0])
-    notes = [" ".join(e.facts(2, 5).notes) for e in (base, free[0])]
+    without_norm = (
+        Classification.from_arrays(X, Y, SILO),
+        Classification.from_arrays(other, Y, SILO),
+    )
+    assert not np.array_equal(rows(without_norm[0], 3)[0], rows(without_norm[1], 3)[0])
+    notes = [" ".join(e.facts(2, 5).notes) for e in (base, without_norm[0])]
     assert "known without the data" in notes[0] and "taken as public" not in notes[0]
     assert "taken as public" in notes[1]
 

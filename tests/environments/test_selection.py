@@ -80,7 +80,7 @@ def test_a_record_that_misses_a_value_by_a_declared_text_is_left_out(tmp_path):
     assert any("2 without a value of 'age'" in note for note in pool.notes)
 
 
-def test_a_text_that_where_lists_is_a_value_although_it_may_mean_missing(tmp_path):
+def test_a_missing_value_marker_that_where_lists_is_a_value(tmp_path):
     path = written(tmp_path, "x,z,y\nNone,1,a\nb,2,b\nNone,3,b\n")
     assert Classification(data=str(path), label="y", where={"x": ["None"]}).pool(1).queries == 2
 
@@ -96,7 +96,7 @@ def test_bins_declare_the_classes_even_if_no_record_is_in_the_last(tmp_path):
     assert any("no record has class 3" in note for note in pool.notes)
 
 
-def test_declared_preparations_leave_the_condition_of_declared_ranges_as_it_was(tmp_path):
+def test_where_and_missing_do_not_change_the_condition_of_ranges(tmp_path):
     ranges = {"age": [0, 120], "status": ["done", "closed", "open"], "ward": ["a", "b"]}
     keys = {"where": {"age": [18, 120]}, "missing": ["-9"]}
     declared = classified(written(tmp_path), ranges=ranges, **keys).pool(1)
@@ -106,14 +106,14 @@ def test_declared_preparations_leave_the_condition_of_declared_ranges_as_it_was(
 
 
 def test_another_record_changes_no_other_record(tmp_path):
-    """Replace one record that stays in by any other that stays in: all others are the same."""
+    """Replace one kept record by another that is kept too: all others stay the same."""
     ranges = {"age": [0, 120], "status": ["done", "closed", "open"], "ward": ["a", "b"]}
     keys = {"ranges": ranges, "where": {"age": [10, 120]}, "missing": ["-9"]}
     before = classified(written(tmp_path), **keys).pool(1)
     changed = TEXT.replace("closed,17,21,a", "open,99,80,b")
     after = classified(written(tmp_path, changed), **keys).pool(1)
-    same = [np.array_equal(before.rows(q), after.rows(q)) for q in range(before.queries)]
-    assert same == [True, False, True, True, True]
+    unchanged = [np.array_equal(before.rows(q), after.rows(q)) for q in range(before.queries)]
+    assert unchanged == [True, False, True, True, True]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -175,13 +175,13 @@ def test_mistakes(tmp_path, keys, message):
         classified(written(tmp_path), **keys).pool(1)
 
 
-def test_the_keys_go_with_tables():
+def test_the_keys_are_only_for_tables():
     for key, value in {"where": {"x": [0, 1]}, "bins": [1], "missing": ["-9"]}.items():
         with pytest.raises(InputError, match=f'{key} must be left out with data "digits"'):
             Classification(data="digits", **{key: value})
 
 
-def test_results_are_found_by_the_keys(tmp_path):
+def test_descriptions_differ_by_the_keys(tmp_path):
     path = written(tmp_path)
     described = [
         repr(classified(path, **keys).describe())

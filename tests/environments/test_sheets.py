@@ -64,7 +64,7 @@ def workbook(path, *sheets, **cells):
 
 
 def oracle(text=TEXT):
-    """Return names and cells by the csv module."""
+    """Return the names and cells that the csv module reads."""
     names, *rows = csv.reader(io.StringIO(text))
     return names, rows
 
@@ -130,7 +130,7 @@ def test_a_sheet_and_a_table_are_chosen_by_name(tmp_path):
     assert spec.pool(2).queries == 4 and spec.describe()["sheet"] == "new"
 
 
-def test_one_of_several_tables_of_sqlite_is_named(tmp_path):
+def test_one_of_several_sqlite_tables_must_be_named(tmp_path):
     path = database(tmp_path / "t.db", ("visits", 'odd "name'))
     with pytest.raises(InputError, match=r"exactly one table, got 2: visits, odd .name: name one"):
         read_table(path)
@@ -186,7 +186,7 @@ MISTAKES = {
     "half a database": (lambda p: damaged(database(p / "t.db")), "must be a whole SQLite file"),
     "no table": (lambda p: database(p / "t.db", ()), r"(exactly one table|empty|SQLite)"),
     "an empty sheet": (lambda p: workbook(p / "t.xlsx", ("a", [])), "sheet 'a' must hold a table"),
-    "a header alone": (lambda p: workbook(p / "t.xlsx", ("a", [HEADER])), "got only a header"),
+    "only a header": (lambda p: workbook(p / "t.xlsx", ("a", [HEADER])), "got only a header"),
     "two columns of a name": (
         lambda p: workbook(p / "t.xlsx", ("a", [["x", "x"], [1, 2]])),
         "column names must differ",
@@ -220,7 +220,7 @@ def test_bytes_and_broken_text_of_a_database_are_never_quoted(tmp_path):
         assert "hi" not in str(caught.value).replace("which", "")
 
 
-def test_keys_go_with_files_of_their_kind(tmp_path):
+def test_keys_are_only_for_files_of_their_kind(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(TEXT)
     with pytest.raises(
@@ -235,7 +235,7 @@ def test_keys_go_with_files_of_their_kind(tmp_path):
         source_of({"database": "x.db", "query": "SELECT 1", "table": "a"})
 
 
-def test_without_openpyxl_the_sentence_says_what_to_install(tmp_path, monkeypatch):
+def test_without_openpyxl_the_message_says_what_to_install(tmp_path, monkeypatch):
     # Enough of a workbook to be recognised.
     path = zipped(tmp_path / "t", **{"[Content_Types].xml": "<a/>", "xl/workbook.xml": "<a/>"})
     monkeypatch.setitem(sys.modules, "openpyxl", None)

@@ -45,7 +45,7 @@ def test_every_dialect_gives_the_same_records(tmp_path, dialect):
     np.testing.assert_array_equal(actual.means, wanted.means)
 
 
-def test_how_a_file_was_read_stands_in_the_certificate(tmp_path):
+def test_how_a_file_was_read_is_noted(tmp_path):
     actual = pool_of(written(tmp_path, "a.csv", DIALECTS["decimal commas"]))
     sentence = "a.csv is read with semicolons between cells and decimal commas in height"
     assert actual.notes[0] == sentence
@@ -58,7 +58,7 @@ def test_commas_in_texts_are_no_decimals(tmp_path):
     assert table.cells == [["Ulm, south", "1"], ["Bonn", "2"]]
 
 
-def test_a_comma_file_whose_texts_have_semicolons_stays_one(tmp_path):
+def test_a_comma_file_whose_texts_have_semicolons_is_read_with_commas(tmp_path):
     table = read_table(written(tmp_path, "a.csv", "a;b,y\n1;2,3\n"))
     assert table.names == ["a;b", "y"] and table.cells == [["1;2", "3"]]
 
@@ -74,14 +74,14 @@ def silo_files(folder):
 def test_a_folder_a_list_and_a_mapping_have_a_silo_for_each_table(tmp_path):
     folder = silo_files(tmp_path / "silos")
     files = [folder / "north.csv", folder / "south.csv"]
-    ways = [folder, files, {"north": files[0], "south": files[1]}]
-    pools = [Classification(data=way, label="y", dimension=4) for way in ways]
-    assert [pool.natural_silos() for pool in pools] == [2, 2, 2]
-    tables = [read_table(way) for way in ways]
+    sources = [folder, files, {"north": files[0], "south": files[1]}]
+    environments = [Classification(data=source, label="y", dimension=4) for source in sources]
+    assert [environment.natural_silos() for environment in environments] == [2, 2, 2]
+    tables = [read_table(source) for source in sources]
     assert tables[0].column("silo") == ["north"] * 4 + ["south"] * 2
     assert tables[0].column("age") == ["30", "40", "50", "60", "33", "66"]
     assert tables[0].cells == tables[1].cells == tables[2].cells
-    assert len({digest_of(way) for way in ways}) == 1
+    assert len({digest_of(source) for source in sources}) == 1
     assert tables[0].where[4] == f"{files[1]}:2"
 
 
@@ -146,7 +146,7 @@ def test_frames_of_silos_are_simulated_and_certified():
     )
     keys = {"protocol": "central", "epsilon": np.float32(1.0), "delta": 1e-4, "batch_size": 5}
     results = fastfed.simulate(environment, "private-fedlinucb", horizon=15, **keys)
-    # Scales are read from the data, so that the guarantee has a condition.
+    # Scales are read from the data, so the guarantee is conditional.
     assert results.curves[0].certificate["status"] == "conditional" and results.silos == 2
 
 
@@ -186,7 +186,7 @@ def test_a_number_that_is_none_is_named_where_a_column_has_too_many_texts(tmp_pa
         ("a,y\n", "must hold a header and at least one record, got only a header"),
     ],
 )
-def test_bad_files_are_one_sentence_that_says_what_to_do(tmp_path, text, message):
+def test_bad_files_are_refused_with_a_sentence_that_says_what_to_do(tmp_path, text, message):
     assert message in refused(written(tmp_path, "a.csv", text))
 
 
@@ -198,8 +198,8 @@ def test_tables_of_silos_must_fit_together(tmp_path):
     assert 'a column "silo" with the names of the tables is added' in refused(with_silo)
     (tmp_path / "empty").mkdir()
     assert "must hold a table for each silo" in refused(tmp_path / "empty")
-    again = written(tmp_path / "empty", "north.tsv", PLAIN)
-    assert "got north twice" in refused([folder / "north.csv", again])
+    second_north = written(tmp_path / "empty", "north.tsv", PLAIN)
+    assert "got north twice" in refused([folder / "north.csv", second_north])
 
 
 def test_what_is_no_table_is_refused():

@@ -165,11 +165,11 @@ def patient_with_dose(race, dose, vkorc1="G/G", cyp2c9="*1/*1", age="60 - 69", *
 def doses(tmp_path):
     """Write a warfarin table with three unusable rows, and return its path."""
     draw = np.random.default_rng(1)
-    of_gene = {"A/A": "14.00", "A/G": "35.00", "G/G": "63.00"}
+    dose_of_gene = {"A/A": "14.00", "A/G": "35.00", "G/G": "63.00"}
     rows = [
-        patient_with_dose(race, of_gene[gene], gene)
+        patient_with_dose(race, dose_of_gene[gene], gene)
         for race, count in (("White", 90), ("Asian", 70), ("Unknown", 60))
-        for gene in draw.choice(list(of_gene), p=[0.2, 0.5, 0.3], size=count)
+        for gene in draw.choice(list(dose_of_gene), p=[0.2, 0.5, 0.3], size=count)
     ]
     bad = [
         patient_with_dose("White", "NA"),

@@ -321,14 +321,15 @@ def test_the_benchmark_of_all_implementations_runs(coba, mabwiser, example, caps
 
 
 @pytest.mark.parametrize(
-    ("which", "prints"), [(0, "1 ["), pytest.param(1, "1 [", marks=pytest.mark.slow), (2, "843\n")]
+    ("index", "beginning"),
+    [(0, "1 ["), pytest.param(1, "1 [", marks=pytest.mark.slow), (2, "843\n")],
 )
-def test_the_blocks_of_the_page_run(which, prints, capsys):
+def test_the_blocks_of_the_page_run(index, beginning, capsys):
     page = (FOLDER.parents[1] / "docs" / "backends.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3
-    exec(compile(blocks[which], "backends.md", "exec"), {"__name__": "page"})
-    assert capsys.readouterr().out.startswith(prints)
+    exec(compile(blocks[index], "backends.md", "exec"), {"__name__": "page"})
+    assert capsys.readouterr().out.startswith(beginning)
 
 
 def test_every_kernel_is_on_the_page():

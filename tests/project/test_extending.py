@@ -174,7 +174,7 @@ def test_noisy_batches_give_equal_results_in_both_drivers(noisy, lazy, silos, ho
 
 
 def test_noisy_batches_add_one_noise_for_every_batch_and_silo(noisy):
-    """With all standard normals equal to 1, sums of zero data show the number of noises."""
+    """Replace all standard normals by 1, so that sums of zero data count the noises."""
     problem = ProblemSpec(silos=3, horizon=20, dimension=2)
     keys = {"epsilon": 2.0, "delta": 1e-5, "batch_size": 4}
     system = noisy.make(keys, problem)
@@ -263,7 +263,7 @@ def test_the_accounting_of_the_staircase_agrees_with_its_density(epsilon):
 
 
 def test_composition_agrees_with_a_sum_over_all_losses():
-    """For three releases, sum over every triple of privacy losses."""
+    """Compare with a sum over every triple of privacy losses, for three releases."""
     epsilon_each, epsilon = 0.8, 1.1
     b, g, h = STAIRCASE.shape(epsilon_each)
     p = (g + (0.5 - g) * b) / h
@@ -277,7 +277,7 @@ def test_composition_agrees_with_a_sum_over_all_losses():
 
 
 def test_draws_follow_the_density():
-    """A chi-square test of 100 000 draws, which fails by chance with probability 1e-4."""
+    """Test 100 000 draws by chi-square, which fails by chance with probability 1e-4."""
     epsilon, n = 1.0, 100_000
     draws = STAIRCASE.draw(epsilon, n, np.random.default_rng(2))
     assert draws.std() == pytest.approx(STAIRCASE.noise_std(epsilon), rel=0.02)

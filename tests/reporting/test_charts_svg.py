@@ -1,4 +1,4 @@
-"""Charts in a page: places read back from the SVG are those of the results."""
+"""Charts in a page: positions read from the SVG are those of the results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fastfed.reporting.svg import chart_svg, names_fit, ticks
 from fastfed.results.results import CurveResult
 
 SOLID = {"color": "#4477AA", "linestyle": "-"}
-#: A length has one decimal.
+#: Half of the last decimal: lengths are written with one decimal.
 HALF = 0.05
 
 
 def read(chart: Chart) -> ElementTree.Element:
-    """Return the picture, whose root has role and label."""
+    """Return the root of the parsed SVG, after a check of its role and label."""
     root = ElementTree.fromstring(chart_svg(chart, 'a <"label">'))
     assert root.get("role") == "img" and root.get("aria-label") == 'a <"label">'
     return root
@@ -51,7 +51,7 @@ def line_chart(y, *, x=None, spread=None, log="", low=0.0, high=100.0, ends=()) 
 
 
 def frame(root: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Return left, right, bottom and top of the axes: the drawing inside is cut off there."""
+    """Return left, right, bottom and top of the axes, at which lines are cut off."""
     (inside,) = root.findall("svg")
     x, y, width, height = (float(inside.get(k)) for k in ("x", "y", "width", "height"))
     assert inside.get("viewBox") == " ".join(inside.get(k) for k in ("x", "y", "width", "height"))
@@ -69,7 +69,7 @@ def shares(places: np.ndarray, root: ElementTree.Element) -> np.ndarray:
     return (places - [left, bottom]) / [right - left, top - bottom]
 
 
-def test_a_line_is_where_its_values_are() -> None:
+def test_a_line_goes_through_its_values() -> None:
     y = [0.0, 12.5, 100.0, 50.0]
     root = read(line_chart(y))
     (line,) = root.iter("polyline")
@@ -97,12 +97,12 @@ def test_logarithmic_axes() -> None:
     assert actual[3, 1] < -1.0
 
 
-def test_a_line_has_gaps_where_it_is_not_and_ends_are_cut_off() -> None:
+def test_a_line_has_gaps_at_nan_and_is_cut_off_at_the_axes() -> None:
     root = read(line_chart([np.nan, 10.0, 20.0, np.nan, 30.0, 1e300]))
     first, second = root.iter("polyline")
     assert len(points(first)) == len(points(second)) == 2
     assert np.abs(points(second)).max() <= 1e5
-    # Both are inside of what is cut off at the axes.
+    # Both lines are inside the element that is cut off at the axes.
     (inside,) = root.findall("svg")
     assert {first, second} <= set(inside.iter("polyline"))
 
@@ -116,11 +116,11 @@ def test_ticks_are_at_their_values() -> None:
         at = left + (value - 1) / 3 * (right - left)
         assert texts[str(value)][0] == pytest.approx(at, abs=2 * HALF)
     for value in (20, 60, 100):
-        middle = texts[str(value)][1] - 3.5  # of a digit
+        middle = texts[str(value)][1] - 3.5  # half the height of a digit
         assert middle == pytest.approx(bottom + value / 100 * (top - bottom), abs=2 * HALF)
 
 
-# Twelve digits tell ticks apart.
+# Spans so wide that twelve digits distinguish their ticks.
 SPANS = [
     (low, span)
     for low in (0.0, 1.0, 13.7, 1e-9, 4e6)
@@ -131,7 +131,7 @@ SPANS = [
 
 @pytest.mark.parametrize(("low", "span"), SPANS)
 @pytest.mark.parametrize("most", [2, 3, 6])
-def test_ticks_are_round_few_and_inside(low: float, span: float, most: int) -> None:
+def test_ticks_are_round_numbers_few_and_inside(low: float, span: float, most: int) -> None:
     actual = [value for value, _ in ticks(Axis("", low, low + span, str), most)]
     assert 1 <= len(actual) <= most
     assert all(low - 1e-9 * span <= v <= low + span * (1 + 1e-9) for v in actual)
@@ -192,7 +192,7 @@ def test_hostile_names_are_text() -> None:
     assert any(t.text == "<script>&\"':  (1, 1e-05)" for t in read(chart).iter("title"))
 
 
-def test_regret_that_never_grows_has_axes_all_the_same() -> None:
+def test_regret_that_is_always_zero_has_axes() -> None:
     still = [replace(c, group_regret=0.0 * c.group_regret) for c in (curve("a"), curve("b"))]
     for log in ("", "y", "xy"):
         (chart,) = charts_of(source(*still, log=log)).regret
@@ -220,7 +220,7 @@ def sending(curve: CurveResult, bits) -> CurveResult:
 
 @cache
 def dejavu():
-    """Return the width of a text in DejaVu Sans, a broad font, at size 100."""
+    """Return the font DejaVu Sans, a broad font, at size 100."""
     fonts = Path(pytest.importorskip("matplotlib").get_data_path()) / "fonts" / "ttf"
     from PIL import ImageFont  # matplotlib needs it
 
@@ -259,7 +259,7 @@ def test_one_checkpoint_is_a_dot(log: str) -> None:
     assert top < float(dot.get("cy")) < bottom
 
 
-def test_a_bound_that_is_there_at_the_end_alone_is_a_dot() -> None:
+def test_a_bound_with_only_a_last_value_is_a_dot() -> None:
     root = read(line_chart([np.nan, np.nan, 30.0]))
     assert len(list(root.iter("circle"))) == 1
 
@@ -279,7 +279,7 @@ def test_negative_regret_is_inside_the_axes() -> None:
     assert chart.y.low == pytest.approx(1.05 * -3.0)
 
 
-def test_what_ends_below_a_logarithmic_axis_is_named_at_its_edge() -> None:
+def test_a_curve_that_ends_below_a_logarithmic_axis_is_named_at_its_edge() -> None:
     figure = source(
         with_regret(curve("a"), [5.0, 0.0]), with_regret(curve("b"), [5.0, 9.0]), log="y"
     )
@@ -307,7 +307,7 @@ def test_ticks_of_rounds_are_whole_and_differ(horizon: int, log: str) -> None:
     [[800] * 5, [1600, 3200, 4000, 6400, 14400], [0, 0, 0, 0, 8e6],
      [8e6, 8e6 + 8, 8e6 + 16, 1e7, 2e7], [1.6e4, 1.65e4, 1.7e4, 1.75e4, 1.8e4]],
 )  # fmt: skip
-def test_ticks_of_bytes_stand_apart_and_say_what_they_are(bits) -> None:
+def test_ticks_of_bytes_differ_and_have_the_right_values(bits) -> None:
     (chart,) = charts_of(source(sending(curve("a"), bits))).sent
     root = read(chart)
     texts = tick_texts(root)
@@ -323,7 +323,7 @@ def test_ticks_of_bytes_stand_apart_and_say_what_they_are(bits) -> None:
         assert at == pytest.approx(left + share * (right - left), abs=0.1)
 
 
-def test_names_without_room_leave_it_to_a_legend() -> None:
+def test_names_without_room_are_in_a_legend() -> None:
     long = "a very long label that goes on and on, with many words, number"
     (chart,) = charts_of(source(*(curve(f"{long} {i}", 10.0 + i) for i in range(8)))).regret
     (few,) = charts_of(source(curve(f"{long} 1"), curve(f"{long} 2", 5.0))).regret
@@ -335,7 +335,7 @@ def test_names_without_room_leave_it_to_a_legend() -> None:
     assert names_fit(charts_of(source(curve("w" * 19))).regret[0])
 
 
-def test_names_of_rows_have_room() -> None:
+def test_long_names_of_rows_are_wrapped() -> None:
     words = "averaged gradients of clients and"
     six = [curve(f"{words} {i}", 10.0 + i) for i in range(6)]
     (chart,) = charts_of(source(*six)).final

@@ -1,4 +1,4 @@
-"""What notebooks get: axes, frames and sentences, whose numbers are those of the results."""
+"""Plots, records, frames and HTML for notebooks: their numbers are those of the results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def pyplot() -> Any:
 
 
 def bounded(results: Results, height: float = 1.5, **figure: Any) -> Results:
-    """Return the first curve with one bound of regret and one of synchronisations."""
+    """Return the results; their first curve has one bound of regret, one of synchronisations."""
     top = max(float((c.mean + 2 * c.stderr).max()) for c in results.curves)
     first, *others = results.curves
     bounds = {"b": [height * top] * 6, "synchronisations-b": [9.0] * 6}
@@ -78,7 +78,7 @@ def hide_package(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     real = builtins.__import__
 
     def missing(name: str, *args: Any, **kwargs: Any) -> Any:
-        """Import as before, except the hidden package."""
+        """Import as usual, but fail for the hidden package."""
         if name.split(".")[0] == package:
             raise ImportError(name)
         return real(name, *args, **kwargs)
@@ -137,7 +137,7 @@ class TestPlot:
         assert corners[:, 1].max() == pytest.approx(11 + 10 / math.sqrt(3))
         assert axes.get_lines()[0].get_ydata()[-1] == 11
 
-    def test_the_very_lines_of_the_report(self, results, pyplot):
+    def test_lines_equal_those_of_the_report(self, results, pyplot):
         """Compare colours, dashes, widths and data with the plot that `fastfed report` writes."""
         from matplotlib.figure import Figure
 
@@ -148,9 +148,9 @@ class TestPlot:
         axes = Figure().add_subplot()
         draw_chart(axes, charts_of(in_memory(results)).regret[0])
         for ours, theirs in zip(results.plot().get_lines(), axes.get_lines(), strict=True):
-            for what in ("xydata", "color", "linewidth"):
+            for name in ("xydata", "color", "linewidth"):
                 np.testing.assert_array_equal(
-                    getattr(ours, f"get_{what}")(), getattr(theirs, f"get_{what}")()
+                    getattr(ours, f"get_{name}")(), getattr(theirs, f"get_{name}")()
                 )
             assert ours._unscaled_dash_pattern == theirs._unscaled_dash_pattern
 
@@ -160,7 +160,7 @@ class TestPlot:
         assert texts[1] == "lazy, ε = 0.5:  (0.5, 1e-05)"
         assert texts[3].startswith('<script>alert("x")</script> & \\$x_y\\$:')
         assert "unproven" in texts[3]
-        # What begins with an underscore would have no entry.
+        # A space comes first, because Matplotlib omits labels that begin with an underscore.
         assert texts[4] == " _alone:  sends nothing: epsilon 0"
 
     def test_chosen_curves_keep_their_colours(self, results, pyplot):
@@ -169,7 +169,7 @@ class TestPlot:
         assert [line.get_color() for line in some] == [whole[2].get_color(), whole[4].get_color()]
         np.testing.assert_array_equal(some[0].get_ydata(), results.curves[2].mean)
 
-    def test_curves_one_by_one_take_colour_after_colour(self, results, pyplot):
+    def test_curves_plotted_one_by_one_get_different_colours(self, results, pyplot):
         _, axes = pyplot.subplots()
         for label in ("lazy, epsilon = 0.5", "lazy, epsilon = 1.5", HOSTILE):
             assert results[label].plot(axes) is axes
@@ -186,7 +186,7 @@ class TestPlot:
         assert axes.get_legend().get_texts()[0].get_text() == "mine"
         assert axes.get_title() == axes.get_title(loc="left") == ""
 
-    def test_two_results_fit_into_one_picture(self, results, pyplot):
+    def test_axes_grow_for_a_second_result(self, results, pyplot):
         tall = replace(
             results.curves[1], label="tall", group_regret=results.curves[1].group_regret * 9
         )
@@ -198,13 +198,13 @@ class TestPlot:
         axes = one_replicate(results.curves[0]).plot()
         assert len(axes.get_lines()) == 1 and not axes.collections
 
-    def test_the_figure_of_the_spec_says_which_axis(self, results, pyplot):
-        asked = replace(results, figure={"y": "per-silo", "title": "A title"})
-        axes = asked.plot()
+    def test_the_figure_of_the_spec_sets_axis_and_title(self, results, pyplot):
+        with_figure = replace(results, figure={"y": "per-silo", "title": "A title"})
+        axes = with_figure.plot()
         assert axes.get_ylabel() == "regret per silo" and axes.get_title(loc="left") == "A title"
-        assert asked.plot(metric="group_regret").get_ylabel() == "group regret"
+        assert with_figure.plot(metric="group_regret").get_ylabel() == "group regret"
 
-    def test_bounds_are_drawn_when_asked_for(self, results, pyplot):
+    def test_bounds_are_drawn_on_request(self, results, pyplot):
         stored = bounded(results)
         assert len(stored.plot().get_lines()) == 5
         *_, line = stored.plot(bounds=True, metric="per_silo_regret").get_lines()
@@ -256,7 +256,7 @@ class TestPlot:
             results.plot(**arguments)
         assert words in str(error.value)
 
-    def test_nothing_played_cannot_be_drawn(self, results):
+    def test_results_without_curves_cannot_be_drawn(self, results):
         with pytest.raises(InputError, match="must have a curve"):
             replace(results, curves=()).plot()
 
@@ -284,14 +284,20 @@ class TestRecords:
                 assert row[f"{name}_mean"] == stored[name]["mean"]
                 assert row[f"{name}_stderr"] == stored[name]["stderr"]
             assert row["privacy_status"] == curve.certificate["status"]
-        by = {row["label"]: row for row in rows}
-        assert by["open"]["claimed_epsilon"] is None and by["open"]["exact_epsilon"] is None
-        assert by["lazy, epsilon = 1.5"]["claimed_epsilon"] == 1.5
+        by_label = {row["label"]: row for row in rows}
+        assert (
+            by_label["open"]["claimed_epsilon"] is None
+            and by_label["open"]["exact_epsilon"] is None
+        )
+        assert by_label["lazy, epsilon = 1.5"]["claimed_epsilon"] == 1.5
         exact = results["lazy, epsilon = 1.5"].certificate["exact"]
-        assert by["lazy, epsilon = 1.5"]["exact_epsilon"] == exact["epsilon"]
-        assert by[HOSTILE]["claimed_epsilon"] == 1.0 and by[HOSTILE]["exact_epsilon"] is None
+        assert by_label["lazy, epsilon = 1.5"]["exact_epsilon"] == exact["epsilon"]
+        assert (
+            by_label[HOSTILE]["claimed_epsilon"] == 1.0
+            and by_label[HOSTILE]["exact_epsilon"] is None
+        )
 
-    def test_curves_are_one_row_per_checkpoint(self, results):
+    def test_level_curves_has_one_row_per_checkpoint(self, results):
         rows = results.to_records("curves")
         assert len(rows) == 5 * 6
         for i, curve in enumerate(results.curves):
@@ -306,7 +312,7 @@ class TestRecords:
             assert [row["bytes_up"] + row["bytes_down"] for row in curve_rows] == curve.bytes_curve
             assert curve_rows[-1]["bits_up"] == curve.bits_up
 
-    def test_replicates_are_every_number(self, results):
+    def test_level_replicates_has_every_number(self, results):
         rows = results.to_records("replicates")
         assert len(rows) == 5 * 3 * 6
         for i, curve in enumerate(results.curves):
@@ -339,16 +345,16 @@ class TestRecords:
         rows = results.to_records(level)
         assert json.loads(json.dumps(rows)) == rows
         assert {tuple(row) for row in rows} == {tuple(rows[0])}
-        alone = results.curves[1].to_records(level)
+        of_one_curve = results.curves[1].to_records(level)
         curve_rows = [row for row in rows if row["label"] == results.curves[1].label]
-        kept = set(alone[0])
-        assert [{k: v for k, v in row.items() if k in kept} for row in curve_rows] == alone
+        names = set(of_one_curve[0])
+        assert [{k: v for k, v in row.items() if k in names} for row in curve_rows] == of_one_curve
         # A curve without the others has no baseline.
-        compared = {"baseline", "difference_mean", "difference_stderr"}
-        assert set(curve_rows[0]) - kept - compared == {"experiment", "horizon"}
-        assert compared <= set(curve_rows[0]) or level != "summary"
+        comparison_keys = {"baseline", "difference_mean", "difference_stderr"}
+        assert set(curve_rows[0]) - names - comparison_keys == {"experiment", "horizon"}
+        assert comparison_keys <= set(curve_rows[0]) or level != "summary"
 
-    def test_one_replicate_knows_no_error(self, results):
+    def test_one_replicate_has_no_standard_error(self, results):
         curve = one_replicate(results.curves[0])
         assert curve.to_records()[0]["group_regret_stderr"] is None
         assert {row["group_regret_stderr"] for row in curve.to_records("curves")} == {None}
@@ -384,7 +390,7 @@ class TestFrame:
                 numbers = [math.nan if v is None else v for v in wanted]
                 np.testing.assert_array_equal(frame[name].to_numpy(np.float64), numbers)
 
-    def test_grouping_gives_the_curves_back(self, results):
+    def test_grouped_means_are_those_of_the_curves(self, results):
         pytest.importorskip("pandas")
         frame = results.to_frame("replicates")
         table = frame.pivot_table(index="round", columns="label", values="group_regret")
@@ -403,7 +409,7 @@ class TestFrame:
 
 
 class Reader(html.parser.HTMLParser):
-    """The tags and the text of a page, and whether every tag is closed in its turn."""
+    """Read tags and text of a page, and check that tags are closed in the right order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -429,14 +435,14 @@ class Reader(html.parser.HTMLParser):
 
 
 def read(value: Any) -> Reader:
-    """Return the HTML of a value, read and checked."""
+    """Return the parsed and checked HTML of a value."""
     page = Reader(value._repr_html_())
     assert not page.open
     return page
 
 
 def printed(value: Any, width: int = 200) -> str:
-    """Return what rich prints."""
+    """Return the text that rich prints for a value."""
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width)
@@ -475,11 +481,11 @@ class TestLooks:
         assert "[red]a[/red] [b]" in printed(replace(results, curves=(curve,)))
         assert "[red]a[/red] [b]" in printed(curve)
 
-    def test_they_are_small(self, results):
+    def test_html_is_small(self, results):
         assert len(results._repr_html_()) < 4000 + 600 * len(results.curves)
         assert len(results.curves[1]._repr_html_()) < 10_000
 
-    def test_the_text_repr_stays(self, results):
+    def test_the_text_repr_is_short(self, results):
         assert repr(results).startswith("<Results of simulation: 4 silos, 60 rounds>\n  <open: ")
         assert repr(results.curves[0]).startswith("<open: group regret ")
 
@@ -494,8 +500,8 @@ class TestLooks:
         assert isinstance(stored, dict) and stored == plain
         assert json.dumps(stored) == json.dumps(plain)
         assert msgspec.json.encode(stored) == msgspec.json.encode(plain)
-        again = pickle.loads(pickle.dumps(results.curves[1]))
-        assert again.certificate == plain and again.certificate._repr_html_()
+        unpickled = pickle.loads(pickle.dumps(results.curves[1]))
+        assert unpickled.certificate == plain and unpickled.certificate._repr_html_()
 
     def test_a_stored_certificate_prints_as_the_certificate_does(self, results):
         stored = results["lazy, epsilon = 0.5"].certificate
@@ -520,7 +526,7 @@ class TestLooks:
             assert "Proven:" not in text and "conditions hold" not in text
             assert "Also, proven: epsilon 1, delta 1e-05, for one item" in text
 
-    def test_what_holds_under_broken_assumptions_only_is_not_called_proven(self):
+    def test_what_holds_only_under_broken_assumptions_is_not_called_proven(self):
         """Check FedUCB, whose schedule breaks the assumptions of its guarantees."""
         system = fastfed.make_system(
             "feducb", silos=2, horizon=50, dimension=3, epsilon=1.0, delta=1e-6
@@ -533,7 +539,7 @@ class TestLooks:
             assert "Also, proven" not in text
         assert repr(system) == "<feducb, silo-ldp-prefix: 2 silos, 50 rounds, privacy none>"
 
-    def test_no_privacy_is_said_so(self, results):
+    def test_a_certificate_without_privacy_says_so(self, results):
         for text in (read(results["open"]).text, printed(results["open"])):
             assert "Nothing is claimed, and no privacy holds." in text
             assert "Proven:" not in text and "Claimed:" not in text
@@ -559,7 +565,7 @@ class TestLooks:
         assert "Proven: epsilon 1, delta 1e-06" in read(system.certificate).text
         assert read(system.deployed_certificate).texts[-1] == read(system).texts[-1]
         assert "M = 2 silos, T = 100 rounds" in read(system).text
-        # What stands beside parties is what their own noise gives.
+        # The certificate shown with parties is for their noise, not for simulated noise.
         assert "Caveat: simulation" not in read(system).text
         assert "Caveat: simulation" in read(curve.certificate).text
         for side in system.certificate.also:
@@ -603,7 +609,7 @@ class TestLooks:
         assert rounded_down(value) == down
 
 
-def test_loaded_results_have_the_same_face(tmp_path: Path) -> None:
+def test_loaded_results_look_the_same(tmp_path: Path) -> None:
     spec = {
         "name": "stored", "horizon": 40, "silos": 2, "replicates": 2, "checkpoints": 4,
         "environment": {"kind": "sphere", "dimension": 3, "actions": 4},

@@ -1,4 +1,4 @@
-"""Which curves share axes, how they look there, and what they are called."""
+"""Panels of a figure: their curves, and the styles and names of the curves."""
 
 from __future__ import annotations
 
@@ -71,19 +71,19 @@ def source(*curves: CurveResult, **figure: Any) -> Source:
 
 
 def draw_plot(
-    found: Source, kinds: Sequence[str] = KINDS, plot: str = "regret"
+    report_source: Source, kinds: Sequence[str] = KINDS, plot: str = "regret"
 ) -> dict[str, bytes]:
     """Draw only the plot ``plot``, a field of `Charts`; return the content of its files by kind."""
-    charts = charts_of(found)
+    charts = charts_of(report_source)
     only = {name: getattr(charts, name) if name == plot else [] for name in PLOTS}
-    files = draw(found, replace(charts, **only), kinds)
+    files = draw(report_source, replace(charts, **only), kinds)
     assert len({name.partition(".")[0] for name in files}) <= 1
     return {name.partition(".")[2]: data for name, data in files.items()}
 
 
-def shown_panels(shown_source: Source) -> list[tuple[str, list[str]]]:
+def shown_panels(report_source: Source) -> list[tuple[str, list[str]]]:
     """Return (title, names of the curves) of every panel."""
-    return [(panel.title, list(panel.names)) for panel in panels(shown_source)]
+    return [(panel.title, list(panel.names)) for panel in panels(report_source)]
 
 
 GRID = [
@@ -92,7 +92,7 @@ GRID = [
 MEANS = [curve(f"plain mean, silos = {m}", private=False, silos=m) for m in (50, 200, 800)]
 
 
-def test_labels_are_split_into_what_a_sweep_has_added() -> None:
+def test_labels_are_split_into_name_and_swept_keys() -> None:
     assert split_label("LDP, B = 20, epsilon = 1.0") == ("LDP", {"B": "20", "epsilon": "1.0"})
     assert split_label("one, two") == ("one, two", {})
     assert symbols("LDP, epsilon = 1.0, delta = 1e-05") == "LDP, ε = 1, δ = 1e-5"
@@ -110,7 +110,7 @@ def test_few_curves_are_one_panel() -> None:
 def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
     figure = source(*GRID, *MEANS)
     assert len(figure.results.curves) == MAX_CURVES + 1
-    # By epsilon there are two, and the three means, which have none, are in both.
+    # Epsilon gives two panels; the three means, which have no epsilon, are in both.
     assert [title for title, _ in shown_panels(figure)] == ["ε = 1", "ε = 4"]
     assert shown_panels(figure)[0][1] == [
         *(f"ROBIN, M = {m}" for m in (50, 200, 800)),
@@ -120,7 +120,7 @@ def test_more_curves_are_divided_by_the_key_with_the_fewest_panels() -> None:
     assert shown_panels(figure_keys) == [
         (f"M = {m}", ["ROBIN, ε = 1", "ROBIN, ε = 4", "plain mean"]) for m in (50, 200, 800)
     ]
-    # What differs by the panel alone looks alike, and nothing in a panel does.
+    # Curves that differ only by panel have one style; curves within a panel differ.
     for panel in panels(figure_keys):
         assert panel.styles == panels(figure_keys)[0].styles
         assert len({str(style) for style in panel.styles}) == 3
@@ -140,7 +140,7 @@ def test_curves_without_a_sweep_are_drawn_in_chunks() -> None:
     assert [len(labels) for _, labels in shown_panels(nine)] == [4, 5]
 
 
-def test_of_very_many_the_best_are_drawn_before_the_range_of_all() -> None:
+def test_of_very_many_curves_the_best_are_drawn_over_the_range_of_all() -> None:
     many = source(*(curve(f"c{i}", 1000.0 - i) for i in range(100)))
     (panel,) = panels(many)
     assert list(panel.names) == [f"c{i}" for i in range(93, 100)] and len(panel.others) == 100
@@ -154,7 +154,7 @@ def test_colour_and_dash_follow_their_keys() -> None:
     assert [s["color"] for s in styles] == [c for c in COLOURS[:3] for _ in range(2)]
     assert len({str(s["linestyle"]) for s in styles[::2]}) == 1
     assert str(styles[0]["linestyle"]) != str(styles[1]["linestyle"])
-    # Without a key for dashes they tell apart what has one colour.
+    # Without a key for dashes, dashes distinguish the curves of one colour.
     styles = charts_of(source(*GRID, colour="epsilon")).styles
     assert len({str(s) for s in styles}) == 6 and len({s["color"] for s in styles}) == 2
 
@@ -181,13 +181,13 @@ def test_every_figure_of_the_package_has_few_curves_in_an_axes(name: str) -> Non
         assert len(set(panel.names)) == len(panel.names)
 
 
-def test_one_entry_of_the_legend_for_what_looks_alike() -> None:
+def test_curves_that_look_alike_share_a_legend_entry() -> None:
     texts = legend_texts(panels(source(*GRID, *MEANS, facet="silos")))
     assert texts["ROBIN, M = 50, ε = 4:  (1, 1e-05)"] == "ROBIN, ε = 4:  (1, 1e-05)"
     assert len(set(texts.values())) == 3
 
 
-def test_the_legend_says_which_panel_has_which_privacy() -> None:
+def test_the_legend_names_the_privacy_of_each_panel() -> None:
     proven = [curve(f"central, epsilon = {e}.0") for e in (1, 2)]
     unproven = [
         replace(c, label=c.label.replace("central", "open"),
@@ -200,7 +200,7 @@ def test_the_legend_says_which_panel_has_which_privacy() -> None:
     )
 
 
-def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
+def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     """Include lines that all end at the same point."""
     from matplotlib.text import Text
 
@@ -221,7 +221,7 @@ def test_names_stand_at_the_ends_of_lines_and_do_not_overlap() -> None:
     assert all(box.x1 <= figure.bbox.x1 for box in boxes)
 
 
-def test_papers_get_one_column_with_embedded_type() -> None:
+def test_pdfs_are_one_column_wide_with_embedded_fonts() -> None:
     figure = source(curve("LDP, epsilon = 1.0"), curve("open", 5.0, private=False))
     first = draw_plot(figure, ["pdf"])
     assert set(first) == {"pdf"} and first == draw_plot(figure, ["pdf"])
@@ -231,7 +231,7 @@ def test_papers_get_one_column_with_embedded_type() -> None:
     assert width == pytest.approx(3.15 * 72.0)
 
 
-def test_logarithmic_axes_begin_where_there_is_something() -> None:
+def test_logarithmic_axes_are_deterministic_and_differ_from_linear_ones() -> None:
     svg = draw_plot(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
     assert svg == draw_plot(source(curve("a", 1000.0), curve("b", 1.0), log="xy"), ["svg"])["svg"]
     assert svg != draw_plot(source(curve("a", 1000.0), curve("b", 1.0)), ["svg"])["svg"]
@@ -246,7 +246,7 @@ def test_charts_in_a_page_have_the_colours_of_the_page() -> None:
     assert "font-family" not in text and "ε\u00a0=\u00a01" in text
 
 
-def test_dots_stand_for_curves_from_six_on() -> None:
+def test_final_regret_is_drawn_as_dots_from_six_curves_on() -> None:
     six = [curve(f"c, epsilon = {i}.0", 10.0 * 3**i) for i in range(1, 7)]
     assert draw_plot(source(*six[:5]), ["svg"], "final") == {}
     svg = draw_plot(source(*six), ["svg"], "final")["svg"].decode()
@@ -258,7 +258,7 @@ def test_dots_stand_for_curves_from_six_on() -> None:
 HOSTILE = "a & b_c #1, 50 % {x} \\frac ~^ $x$, epsilon = 1.0"
 
 
-def test_without_latex_pgf_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_latex_pgf_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match=r"^format pgf needs LaTeX \(.*\): install TeX Live"):
         draw_plot(source(curve("a"), curve("b")), ["pgf"])
@@ -310,6 +310,8 @@ def test_a_sweep_of_a_thousand_curves_has_a_page_of_a_few_megabytes(tmp_path: Pa
     fastfed.report(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert len(page) < 5e6
-    assert page.count('<th scope="row">') > 2000  # each has its row of results, and of privacy
+    assert (
+        page.count('<th scope="row">') > 2000
+    )  # a row of results and a row of privacy for each curve
     assert "more certificates are in certificates.txt" in page
     assert (tmp_path / "certificates.txt").read_text().count("\n====") == 1000

@@ -1,4 +1,4 @@
-"""Tables, figure and certificates: what they say, and that the same results give the same bytes."""
+"""Tables, figure and certificates: their content, and equal bytes from equal results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_source_names_the_setting(source: Source) -> None:
     assert len(source.results.curves[0].replicates) == 3
 
 
-def test_source_takes_the_first_replicates(folder: Path, source: Source) -> None:
+def test_source_can_be_limited_to_the_first_replicates(folder: Path, source: Source) -> None:
     two = read_source(folder, 2)
     assert two.replicates == "2 replicates"
     for a, b in zip(two.results.curves, source.results.curves, strict=True):
@@ -110,13 +110,16 @@ def test_csv_has_full_numbers(source: Source) -> None:
     for row, curve in zip(rows, source.results.curves, strict=True):
         assert float(row["group_regret_mean"]) == curve.mean[-1]
         assert float(row["per_silo_regret_stderr"]) == curve.stderr[-1] / 4
-    by = {r["label"]: r for r in rows}
-    assert (by["open"]["claimed_epsilon"], by["open"]["exact_epsilon"]) == ("", "")
-    assert by["lazy, epsilon = 1.5"]["claimed_epsilon"] == "1.5"
-    assert (by["eager"]["exact_epsilon"], by["eager"]["privacy_status"]) == ("", "unproven")
+    by_label = {r["label"]: r for r in rows}
+    assert (by_label["open"]["claimed_epsilon"], by_label["open"]["exact_epsilon"]) == ("", "")
+    assert by_label["lazy, epsilon = 1.5"]["claimed_epsilon"] == "1.5"
+    assert (by_label["eager"]["exact_epsilon"], by_label["eager"]["privacy_status"]) == (
+        "",
+        "unproven",
+    )
 
 
-def test_table_says_what_happened(source: Source) -> None:
+def test_table_notes_events_and_missing_replicates(source: Source) -> None:
     curve = replace(
         source.results.curves[1],
         events={"indefinite": 3, "clipped_features": 0, "clipped_rewards": 0},
@@ -188,7 +191,7 @@ def certificate(claimed: Any, exact: Any, status: str, also: Any = ()) -> dict[s
         ),
     ],
 )
-def test_privacy_in_a_few_words(stored: dict[str, Any], short: str) -> None:
+def test_short_texts_of_privacy(stored: dict[str, Any], short: str) -> None:
     assert privacy_text(stored).short == short
 
 
@@ -210,19 +213,19 @@ def test_figure_is_a_png_and_an_svg_and_deterministic(source: Source) -> None:
 
 
 def sent_lines(source: Source) -> list[tuple[Any, Any]]:
-    """Return bytes and regret of every line in the picture of communication that has points."""
+    """Return (bytes, regret) of each line of the plot of regret against bytes, if it has points."""
     (chart,) = charts_of(source).sent
     return [(line.x, line.y) for line in chart.lines if len(line.x)]
 
 
 def test_communication_begins_at_the_first_message_and_ends_at_the_total(source: Source) -> None:
-    """Compare the bytes of the schedule and the regret of the store."""
+    """Compare lines with bytes from the schedule and regret from the store."""
     seen = sent_lines(source)
     pictures = draw_plot(source, plot="sent")
     assert pictures == draw_plot(source, plot="sent")
     assert pictures["png"].startswith(b"\x89PNG")
     curves = source.results.curves
-    # The lonely silos send nothing, and have no line.
+    # Silos without communication send nothing, and have no line.
     assert len(seen) == len(curves) - 1 and curves[-1].bytes_sent == 0
     plans = [c.system.plan for c in an_experiment().curves]
     for curve, plan, (x, mean) in zip(curves[:-1], plans, seen, strict=False):
@@ -233,7 +236,7 @@ def test_communication_begins_at_the_first_message_and_ends_at_the_total(source:
         assert x[-1] == curve.bytes_up + curve.bytes_down == curve.bytes_sent
 
 
-def test_no_picture_of_communication_where_nobody_sends(source: Source, tmp_path: Path) -> None:
+def test_no_communication_plot_if_nothing_is_sent(source: Source, tmp_path: Path) -> None:
     alone = replace(source, results=replace(source.results, curves=source.results.curves[-1:]))
     assert charts_of(source).sent and not charts_of(alone).sent
     written = {p.name for p in write_report(alone, tmp_path, FORMATS)}
@@ -270,7 +273,7 @@ def test_times(count: float, expected: str) -> None:
 
 
 def test_replicates_that_synchronise_differently_are_averaged(source: Source) -> None:
-    """By hand: 12, 12 and 13 synchronisations of 100 bits from and to all silos."""
+    """Compare with means by hand: 12, 12 and 13 synchronisations of 100 bits each way."""
     counts = np.array([[0, 1, 2, 3, 4, 12], [0, 0, 5, 6, 7, 12], [0, 3, 4, 5, 6, 13]])
     adaptive = replace(
         source.results.curves[0],
@@ -288,12 +291,12 @@ def test_replicates_that_synchronise_differently_are_averaged(source: Source) ->
     # Each replicate's 1200 or 1300 bits fill 150 or 163 bytes.
     assert float(row["bytes_down"]) == pytest.approx((150 + 150 + 163) / 3)
     x = sent_lines(changed)[0][0]
-    # One replicate has sent by the second checkpoint, and another not.
+    # By the second checkpoint one replicate has sent nothing yet.
     whole = 2 * np.ceil(100 * counts[:, 1:] / 8)
     np.testing.assert_allclose(x, whole.mean(axis=0))
 
 
-def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
+def test_table_and_csv_have_what_was_sent(source: Source) -> None:
     rows = list(csv.DictReader(io.StringIO(table.as_csv(source))))
     assert [row["synchronisations"] for row in rows] == ["3", "6", "6", "6", "0"]
     for row, curve in zip(rows, source.results.curves, strict=True):
@@ -307,7 +310,7 @@ def test_what_was_sent_stands_in_table_and_csv(source: Source) -> None:
     assert " 0  nothing" in lines[4]
 
 
-def test_drawing_leaves_no_trace(source: Source) -> None:
+def test_drawing_does_not_change_the_style(source: Source) -> None:
     import matplotlib
 
     before = dict(matplotlib.rcParams)
@@ -316,7 +319,7 @@ def test_drawing_leaves_no_trace(source: Source) -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
+def test_figure_follows_the_keys_of_the_spec(source: Source) -> None:
     figure = {**source.results.figure, "y": "cumulative"}
     cumulative = replace(source, results=replace(source.results, figure=figure))
     assert draw_plot(cumulative)["png"] != draw_plot(source)["png"]
@@ -324,7 +327,7 @@ def test_figure_shows_what_the_spec_asks_for(source: Source) -> None:
     assert draw_plot(without)["png"] != draw_plot(cumulative)["png"]
 
 
-def of_figure(source: Source, **keys: Any) -> Source:
+def with_figure(source: Source, **keys: Any) -> Source:
     """Return the source with some keys of its figure changed."""
     figure = {**source.results.figure, **keys}
     return replace(source, results=replace(source.results, figure=figure))
@@ -344,7 +347,7 @@ def chart_of(source: Source) -> Chart:
 
 
 def axes_of(source: Source) -> Any:
-    """Return axes of matplotlib with that chart."""
+    """Return Matplotlib axes with the chart of regret against rounds."""
     from matplotlib.figure import Figure
 
     axes = Figure().add_subplot()
@@ -357,8 +360,8 @@ def test_every_axis_has_a_name() -> None:
 
 
 def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
-    """Use forty silos in the first curve, and four in the other curves and the experiment."""
-    sized = with_curves(of_figure(source, y="per-silo"), silos=40)
+    """Give the first curve forty silos; the other curves and the experiment have four."""
+    sized = with_curves(with_figure(source, y="per-silo"), silos=40)
     axes = axes_of(sized)
     assert axes.get_ylabel() == "regret per silo"
     drawn_lines = axes.get_lines()
@@ -367,7 +370,7 @@ def test_per_silo_divides_by_the_silos_of_each_curve(source: Source) -> None:
         np.testing.assert_array_equal(line.get_ydata(), curve.mean / silos)
         np.testing.assert_array_equal(regret(sized, curve)[1], 2.0 * curve.stderr / silos)
     seen = sent_lines(sized)
-    # The picture of communication has the same axis.
+    # The plot of regret against bytes has the same y axis.
     first, second = (mean for _, mean in seen[:2])
     assert first[-1] == sized.results.curves[0].mean[-1] / 40
     assert second[-1] == sized.results.curves[1].mean[-1] / 4
@@ -385,9 +388,9 @@ def line_of(bound: str, label: str = "Theorem 1", curve: str = "open") -> dict[s
 
 
 def bounded(source: Source, values: Any, **keys: Any) -> Source:
-    """Return the first curve with one bound of group regret, which the figure asks for."""
-    asked = of_figure(source, line=[line_of("b")], **keys)
-    return with_curves(asked, bounds={"b": list(map(float, values))})
+    """Return the source; its first curve has one bound of regret, which the figure draws."""
+    with_line = with_figure(source, line=[line_of("b")], **keys)
+    return with_curves(with_line, bounds={"b": list(map(float, values))})
 
 
 @pytest.mark.parametrize(
@@ -398,11 +401,13 @@ def bounded(source: Source, values: Any, **keys: Any) -> Source:
         pytest.param("per-silo", [4.0] * 6, marks=pytest.mark.slow),
     ],
 )
-def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: list[float]) -> None:
-    plain = of_figure(source, y=y)
+def test_a_bound_is_drawn_in_the_unit_of_the_axis(
+    source: Source, y: str, divisor: list[float]
+) -> None:
+    plain = with_figure(source, y=y)
     values = 1.5 * tallest(plain) * np.array(divisor)
-    asked = bounded(plain, values)
-    before, axes = axes_of(plain), axes_of(asked)
+    with_bound = bounded(plain, values)
+    before, axes = axes_of(plain), axes_of(with_bound)
     *curves, line = axes.get_lines()
     assert len(curves) == len(source.results.curves)
     np.testing.assert_allclose(line.get_ydata(), values / divisor, rtol=1e-12)
@@ -410,29 +415,29 @@ def test_a_bound_is_drawn_as_the_axis_has_it(source: Source, y: str, divisor: li
     assert line.get_linestyle() == "--" and line.get_color() == "#777777"
     assert line.get_linewidth() < curves[0].get_linewidth()
     assert line.get_zorder() < curves[0].get_zorder()
-    # The axis makes room for it, and there is nothing to say in small print.
+    # The axis makes room for the bound, so no note is needed.
     assert axes.get_ylim()[1] > 1.5 * tallest(plain) > before.get_ylim()[1]
-    assert bounds_above_plot(asked) == missing_bounds(asked) == []
-    assert draw_plot(asked)["png"] == draw_plot(asked)["png"] != draw_plot(plain)["png"]
-    assert b">Theorem 1</text>" in draw_plot(asked)["svg"]
+    assert bounds_above_plot(with_bound) == missing_bounds(with_bound) == []
+    assert draw_plot(with_bound)["png"] == draw_plot(with_bound)["png"] != draw_plot(plain)["png"]
+    assert b">Theorem 1</text>" in draw_plot(with_bound)["svg"]
 
 
-def test_a_bound_below_the_curves_leaves_the_axis_alone(source: Source) -> None:
+def test_a_bound_below_the_curves_does_not_change_the_axis(source: Source) -> None:
     low = bounded(source, [1e-9] * 6, y="cumulative")
-    assert axes_of(low).get_ylim() == axes_of(of_figure(source, y="cumulative")).get_ylim()
+    assert axes_of(low).get_ylim() == axes_of(with_figure(source, y="cumulative")).get_ylim()
 
 
 @pytest.mark.slow
 def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> None:
-    plain = of_figure(source, y="cumulative")
+    plain = with_figure(source, y="cumulative")
     top = tallest(plain)
     assert ceiling(plain) == 3.0 * top
-    # Never within three times the tallest: no line, no entry, no room.
+    # A bound that is always above three times the tallest curve has no line, entry or room.
     far = bounded(plain, np.linspace(3.01, 5000.0, 6) * top)
     assert axes_of(far).get_ylim() == axes_of(plain).get_ylim()
     assert len(axes_of(far).get_lines()) == len(plain.results.curves)
     assert b">Theorem 1</text>" not in draw_plot(far)["svg"]
-    # It leaves the picture: drawn up to its upper edge.
+    # A bound that leaves the plot is drawn up to the upper edge.
     leaving = bounded(plain, np.array([0.5, 1.0, 2.0, 2.9, 50.0, 5000.0]) * top)
     axes = axes_of(leaving)
     assert axes.get_ylim() == (0.0, 3.0 * top)
@@ -442,13 +447,13 @@ def test_a_bound_far_above_the_curves_does_not_flatten_them(source: Source) -> N
         value = 5000.0 * top
         assert note == f"above the plot: Theorem 1 = {spaced(value)} at the last round"
         assert b"above the plot: Theorem 1" in draw_plot(source_)["svg"]
-    # It comes in: what counts is where it ends.
+    # A bound that enters the plot has no note: only its end counts.
     coming = bounded(plain, np.array([5000.0, 50.0, 4.0, 2.0, 1.5, 1.4]) * top)
     assert bounds_above_plot(coming) == [] and axes_of(coming).get_ylim() == (0.0, 3.0 * top)
 
 
-def test_a_bound_that_promises_nothing_yet_is_drawn_where_it_does(source: Source) -> None:
-    plain = of_figure(source, y="cumulative")
+def test_a_bound_is_drawn_where_it_is_finite(source: Source) -> None:
+    plain = with_figure(source, y="cumulative")
     top = tallest(plain)
     late = bounded(plain, [math.inf, math.inf, top, 2 * top, 2 * top, 2 * top])
     np.testing.assert_array_equal(
@@ -460,13 +465,13 @@ def test_a_bound_that_promises_nothing_yet_is_drawn_where_it_does(source: Source
     assert axes_of(never).get_ylim() == axes_of(plain).get_ylim()
 
 
-def test_a_bound_of_one_replicate_has_no_band_to_clear(folder: Path) -> None:
-    one = of_figure(read_source(folder, 1), y="cumulative")
+def test_with_one_replicate_the_ceiling_has_no_band(folder: Path) -> None:
+    one = with_figure(read_source(folder, 1), y="cumulative")
     assert ceiling(one) == 3.0 * max(c.mean.max() for c in one.results.curves)
 
 
-def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
-    asked = of_figure(
+def test_bounds_that_are_not_stored_are_not_drawn(source: Source) -> None:
+    with_lines = with_figure(
         with_curves(source, bounds={"b": [1.0] * 6, "synchronisations": [9.0] * 6}),
         line=[
             line_of("b", "here"),
@@ -476,25 +481,25 @@ def test_bounds_that_are_not_stored_are_skipped(source: Source) -> None:
             line_of("synchronisations", "of counts"),
         ],
     )
-    assert [line.label for line in bound_curves(asked)] == ["here"]
-    notes = missing_bounds(asked)
+    assert [line.label for line in bound_curves(with_lines)] == ["here"]
+    notes = missing_bounds(with_lines)
     assert len(notes) == 4
     assert notes[0] == (
         'not drawn: nameless, since there is no bound "c" of curve "open" in the store'
     )
-    assert len(axes_of(asked).get_lines()) == len(source.results.curves) + 1
+    assert len(axes_of(with_lines).get_lines()) == len(source.results.curves) + 1
 
 
-def test_bounds_in_one_picture_are_told_apart(source: Source) -> None:
+def test_bounds_in_one_plot_have_different_dashes(source: Source) -> None:
     bounds = {str(i): [float(i)] * 6 for i in range(4)}
-    asked = of_figure(
+    with_lines = with_figure(
         with_curves(source, bounds=bounds), y="cumulative", line=[line_of(b, b) for b in bounds]
     )
-    actual = axes_of(asked).get_lines()[-4:]
+    actual = axes_of(with_lines).get_lines()[-4:]
     assert len({str(line._unscaled_dash_pattern) for line in actual}) == 4
 
 
-def test_synchronisations_stand_beside_their_bounds(source: Source) -> None:
+def test_synchronisations_are_listed_with_their_bounds(source: Source) -> None:
     named = with_curves(
         source,
         bounds={
@@ -528,7 +533,7 @@ def test_figure_of_one_replicate_and_odd_labels(folder: Path) -> None:
     assert draw_plot(odd)["png"].startswith(b"\x89PNG")
 
 
-def test_lines_can_be_told_apart(source: Source) -> None:
+def test_lines_have_different_styles(source: Source) -> None:
     private = source.results.curves[1]
     styles = line_styles((source.results.curves[0], *[private] * 20))
     assert len({(s["color"], str(s["linestyle"])) for s in styles}) == 21
@@ -608,7 +613,7 @@ def test_bad_lines(changes: dict[str, Any], words: str) -> None:
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_not_known_yet_is_not_refused() -> None:
+def test_names_are_checked_only_against_known_curves_and_bounds() -> None:
     unknown = {"line": [line_of("theorem-9", curve="nobody")]}
     check_figure(unknown)
     with pytest.raises(InputError, match="unknown curve"):
@@ -620,7 +625,7 @@ def test_the_sketch_shows_every_curve_and_ends_at_the_largest_regret(source: Sou
     text = ascii_plot(source)
     for mark, curve in zip("abcdef", source.results.curves, strict=False):
         assert f"{mark} {curve.label}" in text
-    # As the figure's y axis has it.
+    # The regret is the one on the figure's y axis.
     top = max(regret(source, c)[0].max() for c in source.results.curves)
     lines = text.splitlines()
     assert lines[1].split("|")[0].strip() == f"{top:.4g}"

@@ -1,4 +1,4 @@
-"""report.html: what stands in it, that it is sound and safe, and how a browser shows it."""
+"""report.html: its content, its HTML (valid and safe), and how a browser shows it."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ HEADINGS = {"h1": 1, "h2": 2, "h3": 3, "h4": 4, "h5": 5}
 
 def an_experiment(name: str = "small", **figure: Any) -> Experiment:
     """Return a small experiment whose texts hold characters that HTML must escape."""
-    # Claims of the order of curves: less exploration would bring them together.
-    usual = {"sieve": 1.0, "batch_size": 10}
-    private = {"algorithm": "private-fedlinucb", "delta": 1e-5, **usual}
+    # The claims are about the order of curves, which would be closer with less exploration.
+    common_keys = {"sieve": 1.0, "batch_size": 10}
+    private = {"algorithm": "private-fedlinucb", "delta": 1e-5, **common_keys}
     return make_experiment(
         name=name,
         environment=Sphere(dimension=3, actions=5),
         curves=[
-            {"label": NASTY, "algorithm": "fedlinucb", **usual, "batch_size": 20},
+            {"label": NASTY, "algorithm": "fedlinucb", **common_keys, "batch_size": 20},
             {"label": "lazy", "epsilon": [0.5, 1.5], **private},
             {"label": "eager", "epsilon": 1.0, "lazy": False, **private},
             {"label": "alone", "algorithm": "local-linucb"},
@@ -69,7 +69,7 @@ def an_experiment(name: str = "small", **figure: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return two experiments in subfolders, with their pages and the one over both."""
+    """Return a folder of two experiments, with a page for each and one page for both."""
     out = tmp_path_factory.mktemp("pages") / "out"
     for name in ("first", "second & last"):
         fastfed.run(an_experiment(name), out / name)
@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no plots where no test looks at them: drawing takes most of a report's time."""
+    """Draw no plots in tests that do not look at them: drawing takes most of a report's time."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -92,7 +92,7 @@ def source(folder: Path) -> Source:
 
 
 class Page(HTMLParser):
-    """A page taken apart; fails on tags that do not match."""
+    """Parse a page into tags and texts; fail on tags that do not match."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -124,13 +124,13 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        """The text of the page."""
+        """Return the text of the page."""
         return " ".join(" ".join(t for tag, t in self.texts if tag != "style").split())
 
 
 @pytest.fixture(params=["first/report.html", "report.html"])
 def page(folder: Path, request: pytest.FixtureRequest) -> Page:
-    """Return a page, read and checked: of one experiment, and of all."""
+    """Return a parsed page: first of one experiment, then of all experiments."""
     return Page((folder / request.param).read_text())
 
 
@@ -190,7 +190,7 @@ def test_texts_are_escaped(folder: Path, page: Page) -> None:
     assert join("<", element("b", ["<", element("i", "x")])) == "&lt;<b>&lt;<i>x</i></b>"
 
 
-def test_the_page_says_what_the_results_say(source: Source, folder: Path) -> None:
+def test_the_page_has_the_contents_of_the_results(source: Source, folder: Path) -> None:
     words = Page((folder / "first" / "report.html").read_text()).words
     assert "holds Order:" in words and "fails Far apart." in words
     for curve in source.results.curves:
@@ -207,7 +207,7 @@ def test_the_page_says_what_the_results_say(source: Source, folder: Path) -> Non
     assert 'kind = "sphere"' in words and "# regularizer: the default" in words
 
 
-def test_bounds_stand_in_the_page(source: Source, tmp_path: Path) -> None:
+def test_bounds_are_in_the_page(source: Source, tmp_path: Path) -> None:
     first, *others = source.results.curves
     bounds = {
         "near": first.mean.tolist(),
@@ -258,7 +258,7 @@ def test_spec_lists_every_key(source: Source, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_results_give_the_same_page(folder: Path, tmp_path: Path) -> None:
-    """Run again elsewhere, with another number of threads: only the times differ."""
+    """Run again in another folder with another number of threads; only the times may differ."""
     fastfed.run(an_experiment("first"), tmp_path / "again", threads=1)
     pages = []
     for path in (folder / "first", tmp_path / "again"):
@@ -314,13 +314,13 @@ def test_without_matplotlib_the_page_has_its_pictures(
     assert len(charts(Page((tmp_path / "report.html").read_text()))) == 3
 
 
-def test_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
+def test_the_page_before_the_first_replicate(source: Source, tmp_path: Path) -> None:
     write_report(replace(source, results=replace(source.results, curves=())), tmp_path)
     assert "No replicate has run" in Page((tmp_path / "report.html").read_text()).words
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_runs_that_played_something_are_kept_with_their_time(tmp_path: Path) -> None:
+def test_runs_that_simulated_something_are_stored_with_their_time(tmp_path: Path) -> None:
     first = make_experiment(
         name="grown",
         environment=Sphere(dimension=3, actions=5),
@@ -331,7 +331,7 @@ def test_runs_that_played_something_are_kept_with_their_time(tmp_path: Path) -> 
     for replicates, threads in ((1, 1), (1, 2), (3, 2)):
         fastfed.run(first.with_options(replicates), tmp_path, threads=threads)
     effort = read_source(tmp_path).effort
-    # The second call had nothing to play.
+    # The second call had nothing left to simulate.
     assert [r.threads for r in effort.runs] == [1, 2]
     assert effort.agent_rounds == 3 * 3 * 20
     assert all(r.seconds > 0 for r in effort.runs) and effort.thread_seconds > 0
@@ -361,16 +361,16 @@ def browse(tmp_path: Path, *arguments: str) -> str:
 
 
 def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]]:
-    """Return (width of the window, width of what is in it) of every page in a window of a width.
+    """Return (width of the window, width of the content) of each (page, width of its window).
 
-    Measured by copies of the pages, all in one start of the browser.
+    Scripts in copies of the pages measure the widths, all in one start of the browser.
     """
     frames = ""
     for number, (page, width) in enumerate(pages):
         actual = f"parent.document.body.dataset.found{number}"
         measure = f"{actual}=innerWidth+' '+document.documentElement.scrollWidth"
         copy = page.replace("</body>", f"<script>{measure}</script></body>")
-        # In a frame, because a window is never narrower than 500 pixels.
+        # Each copy is in a frame, because a window is never narrower than 500 pixels.
         frames += f'<iframe width="{width}" height="900" style="border:0" '
         frames += f'srcdoc="{escaping.escape(copy)}"></iframe>'
     frame = tmp_path / "frame.html"
@@ -384,7 +384,7 @@ def widths(tmp_path: Path, pages: list[tuple[str, int]]) -> list[tuple[int, int]
 
 @needs_browser
 def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
-    """Include a page that is too wide, which must be detected."""
+    """Check also that a page that is too wide is detected."""
     pages = [
         ((folder / name).read_text().replace("<details>", "<details open>"), width)
         for name in ("first/report.html", "report.html")
@@ -398,7 +398,7 @@ def test_no_page_is_wider_than_its_window(folder: Path, tmp_path: Path) -> None:
 
 
 @needs_browser
-def test_it_prints_with_its_details_open(folder: Path, tmp_path: Path) -> None:
+def test_a_page_prints_with_its_details_open(folder: Path, tmp_path: Path) -> None:
     pages = {}
     for name in ("as it is", "closed"):
         text = (folder / "report.html").read_text()
@@ -410,5 +410,5 @@ def test_it_prints_with_its_details_open(folder: Path, tmp_path: Path) -> None:
         data = target.read_bytes()
         assert data.startswith(b"%PDF")
         pages[name] = len(re.findall(rb"/Type\s*/Page\b(?!s)", data))
-    # The overview, and each experiment from a new page on.
+    # The overview is on one page, and each experiment begins on a new page.
     assert pages["as it is"] > pages["closed"] >= 3

@@ -1,4 +1,4 @@
-"""Whether sharing pays: differences to a baseline, by hand and in all places that show them."""
+"""Differences to a baseline (whether sharing pays): by hand, and in every output that has them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def played():
 
 
 def with_finals(results, **finals):
-    """Replace the final regrets of curves by the given ones, one a replicate."""
+    """Replace the final regrets of curves by the given ones, one for each replicate."""
     curves = []
     for curve in results.curves:
         if curve.label in finals:
@@ -52,10 +52,10 @@ def with_finals(results, **finals):
 
 
 def test_the_sentence_by_hand(played):
-    # Differences to 10, 20, 30: -4, -5, -6 (mean -5, standard error 1 / sqrt 3 = .577, and three
-    # replicates need 4.53 of these: 2.61) and +1, +9, -4 (mean 2, standard error 3.79).
+    # Differences to 10, 20, 30 are -4, -5, -6 (mean -5, standard error 1 / sqrt 3 = 0.577; with 3
+    # replicates the limit is 4.53 of these, 2.61) and +1, +9, -4 (mean 2, standard error 3.79).
     finals = {"open": [6, 15, 24], "server, epsilon = 1.0": [11, 29, 26], "alone": [10, 20, 30]}
-    # Random actions share nothing.
+    # The sentence leaves out "dice", because random actions share nothing.
     result = with_finals(played, **finals, dice=[50, 60, 70])
     assert sharing_sentence(result) == (
         "Against alone (20), sharing pays for open (-5.00 ± 0.58); it is undecided for "
@@ -71,7 +71,7 @@ def test_the_sentence_by_hand(played):
     )
 
 
-def test_a_curve_of_the_figure_is_the_baseline(played):
+def test_the_figure_may_name_another_baseline(played):
     result = with_finals(played, open=[6, 15, 24], dice=[11, 29, 26], alone=[10, 20, 30])
     named = replace(result, figure={"baseline": "dice"})
     assert sharing_sentence(named).startswith("Against dice (22), regret is undecided for open")
@@ -131,13 +131,13 @@ def test_table_json_records_and_picture_have_the_same_difference(played):
     assert chart.lines[0].y[at] == pytest.approx(by_hand.mean())
 
 
-def test_many_curves_are_counted(played):
+def test_the_sentence_counts_many_curves(played):
     many = [replace(played["open"], label=f"open {i}") for i in range(20)]
     results = replace(played, curves=(*many, played["alone"]))
     assert "of 20 curves (from " in sharing_sentence(results)
 
 
-def test_notes_on_curves_that_protect_nobody_or_learn_nothing(played):
+def test_notes_on_curves_without_protection_or_learning(played):
     notes = notes_on_curves(with_finals(played, open=[50, 52, 51], dice=[10, 12, 11]))
     assert notes == ["not shown to be better than random actions: open"]
     notes = notes_on_curves(played)
@@ -171,7 +171,7 @@ def test_a_note_says_why_a_claim_is_not_proven():
     assert note in as_text(in_memory(results))
 
 
-def test_the_command_says_it_first(tmp_path):
+def test_the_command_prints_the_sentence_before_the_table(tmp_path):
     spec = tmp_path / "small.toml"
     spec.write_text(
         'name = "small"\nhorizon = 60\nsilos = 4\nreplicates = 3\n[figure]\nbaseline = "open"\n'
@@ -194,7 +194,7 @@ def test_the_command_says_it_first(tmp_path):
     assert refused.exit_code != 0 and 'did you mean "open"' in refused.output
 
 
-def test_finals_by_replicate_pair_replicates_and_not_rows(played):
+def test_differences_pair_replicates_by_number_not_by_row(played):
     curve = replace(
         played["open"], replicates=(2, 0, 1), group_regret=played["open"].group_regret[[2, 0, 1]]
     )
@@ -206,7 +206,7 @@ def test_finals_by_replicate_pair_replicates_and_not_rows(played):
 
 
 def without_random(results):
-    """Leave out the curve of random actions."""
+    """Return the results without the curve of random actions."""
     return replace(results, curves=tuple(c for c in results.curves if c.algorithm != "random"))
 
 
@@ -226,7 +226,7 @@ def test_the_regret_of_random_actions_is_estimated_without_a_curve_of_them(world
     mean, stderr = actual.random_regret
     played, error = actual.final().values()
     assert 0.0 <= stderr < 0.2 * mean
-    # Both sample thetas and rounds: five standard errors of their difference, and rounding.
+    # Both numbers are sampled: allow five standard errors of their difference, and rounding.
     assert abs(mean - played) < 5.0 * math.hypot(error, stderr) + 1e-9 * mean
 
 
@@ -235,7 +235,7 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
     mean, _ = curve.random_regret
     assert curve.to_builtins()["random_regret"]["mean"] == mean
 
-    def useless(*finals):
+    def useless_notes(*finals):
         """Return the notes that a curve with these final regrets is useless."""
         result = with_finals(without_random(played), open=finals)
         return [
@@ -244,35 +244,35 @@ def test_a_curve_is_compared_with_the_estimate_if_there_is_no_curve_of_random_ac
             if n.startswith("not shown to be better than random actions")
         ]
 
-    (note,) = useless(mean, 1.01 * mean, 0.99 * mean)
+    (note,) = useless_notes(mean, 1.01 * mean, 0.99 * mean)
     assert note == (
         "not shown to be better than random actions (whose regret is estimated from a few rounds): "
         "open"
     )
-    assert useless(0.5 * mean, 0.51 * mean, 0.49 * mean) == []
-    # Beyond the margin of two curves with three replicates, and within it.
-    silent = replace(curve, random_regret=(mean, 0.0), parameters={})
+    assert useless_notes(0.5 * mean, 0.51 * mean, 0.49 * mean) == []
+    # Means just beyond the margin for three replicates, and just within it.
+    without_error = replace(curve, random_regret=(mean, 0.0), parameters={})
     for scale, expected in ((1.02, 0), (0.98, 1)):
         margin = 4.5265 * scale * 0.1 * mean / math.sqrt(3)
         low = with_finals(
-            replace(played, curves=(silent,)),
+            replace(played, curves=(without_error,)),
             open=[mean - margin + shift * 0.1 * mean for shift in (-1, 0, 1)],
         )
         assert len(notes_on_curves(low)) == expected
-    # Clocks leave rounds out, so the estimate is for other rounds.
-    late = replace(silent, parameters={"clock": {"rates": [0.5]}})
+    # With clocks some rounds are left out, so the estimate does not apply.
+    late = replace(without_error, parameters={"clock": {"rates": [0.5]}})
     result = with_finals(replace(played, curves=(late,)), open=[2 * mean] * 3)
     assert notes_on_curves(result) == []
 
 
-def test_one_replicate_is_compared_by_its_regret():
+def test_one_replicate_is_compared_without_an_error():
     curves = [{"label": "open", "algorithm": "fedlinucb"}, {"label": "dice", "algorithm": "random"}]
     one = fastfed.simulate(WORLD, curves=curves, silos=4, horizon=400)
     assert one["open"].final()["mean"] < one["dice"].final()["mean"]
     assert notes_on_curves(one) == notes_on_curves(without_random(one)) == []
 
 
-def test_one_action_is_no_choice_and_made_silos_are_named(tmp_path):
+def test_notes_on_a_single_action_and_on_silos_made_by_division(tmp_path):
     single = fastfed.simulate({**WORLD, "actions": 1}, "fedlinucb", silos=4, horizon=20)
     (note,) = notes_on_curves(single)
     assert note.startswith("there is only one action") and single.curves[0].final()["mean"] == 0.0

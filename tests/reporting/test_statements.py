@@ -1,4 +1,4 @@
-"""Statements about a figure: verdicts against differences worked out by hand, and bad tables."""
+"""Statements about a figure: verdicts against differences computed by hand, and bad tables."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def verdict(statement: dict[str, Any], *curves: Any, **axis: str) -> str:
     return judged.verdict
 
 
-# Differences A - B of 1.5, 2, 2.5: mean 2, standard error 0.5 / sqrt 3 = 0.2887, so beyond 4.527 of
-# them, Student's limit for three replicates.
+# Differences A - B are 1.5, 2, 2.5: mean 2, standard error 0.5 / sqrt 3 = 0.2887. The mean is
+# beyond 4.527 standard errors, Student's limit for three replicates.
 A = curve("A", [11.5, 22.0, 32.5])
 B = curve("B", [10.0, 20.0, 30.0])
-# Differences B - C of -1, 0, 4: mean 1, standard error sqrt(7 / 3), so not beyond.
+# Differences B - C are -1, 0, 4: mean 1, standard error sqrt(7 / 3), so within the limit.
 C = curve("C", [11.0, 20.0, 26.0])
 
 
@@ -70,7 +70,7 @@ def test_differences_are_paired() -> None:
     assert first.stderr == pytest.approx(0.5 / math.sqrt(3.0))
     assert (second.first, second.second) == ("A", "C")
     assert second.mean == pytest.approx((0.5 + 2 + 6.5) / 3)
-    # Unpaired they would say nothing: the curves themselves vary by ten.
+    # Unpaired differences would decide nothing: the curves themselves vary by ten.
     assert A.stderr[-1] > 6.0
 
 
@@ -79,7 +79,7 @@ def test_below() -> None:
     assert verdict({"below": ["A", "B"]}, A, B) == "fails"
     assert verdict({"below": ["C", "B"]}, B, C) == "undecided"
     assert verdict({"below": ["B", "C"]}, B, C) == "undecided"
-    # One failure decides, whatever the others; one doubt leaves the rest undecided.
+    # One pair that fails decides; otherwise one undecided pair leaves the claim undecided.
     assert verdict({"below": ["A", "B", "C"]}, A, B, C) == "fails"
     assert verdict({"below": ["C", "B", "A"]}, A, B, C) == "undecided"
 
@@ -100,7 +100,7 @@ def test_few_replicates_have_students_limit() -> None:
     assert beyond(10**7) == pytest.approx(2.0, abs=1e-5)
 
 
-#: Regret of 2, 8 and 18 per replicate times 1, 1.5 and 2: 2 x^2 at x = 1, 2, 3.
+#: Curves of regret 2 x^2 at x = 1, 2, 3, times 1, 1.5 and 2 in the three replicates.
 SQUARE = [curve(f"x = {x}", [2.0 * x * x * k for k in (1.0, 1.5, 2.0)]) for x in (1, 2, 3)]
 
 
@@ -138,7 +138,7 @@ def test_groups_are_ordered_by_their_spread() -> None:
     assert (difference.first, difference.second) == ("t1", "l1")
 
 
-def test_groups_are_called_after_what_they_share() -> None:
+def test_groups_are_named_by_the_common_part_of_their_labels() -> None:
     """Check also that groups keep their order in a store, which sorts keys."""
     labels = [[f"F, gap = {g}, epsilon = {e}" for e in (1, 2)] for g in ("b", "a")]
     curves = [curve(x, [i + 1.0, i + 2.0]) for i, x in enumerate(labels[0] + labels[1])]
@@ -150,33 +150,41 @@ def test_groups_are_called_after_what_they_share() -> None:
 
 def test_a_paper_s_claim_has_two_verdicts() -> None:
     below = {"below": ["B", "A"], "tag": "paper"}
-    kept = of_privacy(below, certificate())
-    assert (kept.picture, kept.guarantee, kept.verdict) == ("holds", "holds", "holds")
-    lost = of_privacy(below, certificate(exact=(1.5, 1e-5)))
-    assert (lost.picture, lost.guarantee, lost.verdict) == ("holds", "fails", "unproven")
-    assert two_verdicts(lost) == "the plot is reproduced, the guarantee does not hold"
-    # The guarantee is that of the certificates, whatever the picture.
-    turned = of_privacy({**below, "below": ["A", "B"]}, certificate())
-    assert (turned.picture, turned.guarantee) == ("fails", "holds")
-    nothing = of_privacy(below, certificate("none", None, None))
-    assert (nothing.picture, nothing.guarantee) == ("holds", "none claimed")
-    assert two_verdicts(of_privacy({"below": ["B", "A"]}, certificate())) == ""
-    stored = lost.to_builtins()
+    with_privacy = judged_with_certificate(below, certificate())
+    assert (with_privacy.picture, with_privacy.guarantee, with_privacy.verdict) == (
+        "holds",
+        "holds",
+        "holds",
+    )
+    without_privacy = judged_with_certificate(below, certificate(exact=(1.5, 1e-5)))
+    assert (without_privacy.picture, without_privacy.guarantee, without_privacy.verdict) == (
+        "holds",
+        "fails",
+        "unproven",
+    )
+    assert two_verdicts(without_privacy) == "the plot is reproduced, the guarantee does not hold"
+    # The verdict on the guarantee depends only on certificates, not on the plot.
+    reversed_order = judged_with_certificate({**below, "below": ["A", "B"]}, certificate())
+    assert (reversed_order.picture, reversed_order.guarantee) == ("fails", "holds")
+    without_claim = judged_with_certificate(below, certificate("none", None, None))
+    assert (without_claim.picture, without_claim.guarantee) == ("holds", "none claimed")
+    assert two_verdicts(judged_with_certificate({"below": ["B", "A"]}, certificate())) == ""
+    stored = without_privacy.to_builtins()
     assert (stored["tag"], stored["picture"], stored["guarantee"]) == ("paper", "holds", "fails")
 
 
 def test_nothing_is_judged_in_fewer_rounds_than_the_figure_has() -> None:
     """Check also an experiment that --set has changed."""
     statement = {"below": ["B", "A"]}
-    assert of_privacy(statement, certificate(), judged_from=10).verdict == "holds"
-    short = of_privacy(statement, certificate(), judged_from=100_000, size="all")
+    assert judged_with_certificate(statement, certificate(), judged_from=10).verdict == "holds"
+    short = judged_with_certificate(statement, certificate(), judged_from=100_000, size="all")
     assert (short.verdict, short.picture, short.order) == ("not judged", "not judged", "holds")
     assert short.reason == "judged only with at least 100 000 rounds, as in the figure"
-    other = of_privacy(statement, certificate(), changed=["horizon=5"])
+    other = judged_with_certificate(statement, certificate(), changed=["horizon=5"])
     assert other.verdict == "not judged" and "--set horizon=5" in other.reason
 
 
-def test_equal_curves_are_near_and_in_no_order() -> None:
+def test_equal_curves_are_near_and_have_no_order() -> None:
     same = curve("same", [10.0, 20.0, 30.0])
     assert verdict({"below": ["B", "same"]}, B, same) == "undecided"
     assert verdict({"near": ["B", "same"], "within": 1e-12}, B, same) == "holds"
@@ -187,11 +195,11 @@ def test_near() -> None:
     for within, expected in [(0.166, "holds"), (0.165, "undecided"), (0.035, "undecided"),
                              (0.034, "fails")]:  # fmt: skip
         assert verdict({"near": ["A", "B"], "within": within}, A, B) == expected
-    # The fraction is the second's: A's mean is 22.
+    # The fraction is of the second curve's mean; A's mean is 22.
     assert verdict({"near": ["B", "A"], "within": 0.157}, A, B) == "holds"
 
 
-def test_one_replicate_or_a_curve_that_is_not_played_decides_nothing() -> None:
+def test_one_replicate_or_a_missing_curve_decides_nothing() -> None:
     one, other = curve("one", [1.0]), curve("other", [100.0])
     assert verdict({"below": ["one", "other"]}, one, other) == "undecided"
     assert verdict({"near": ["one", "other"], "within": 9.0}, one, other) == "undecided"
@@ -206,7 +214,7 @@ def test_only_shared_replicates_count() -> None:
     assert verdict({"below": ["few", "B"]}, few, B) == "holds"
 
 
-# Ten silos with more regret together than two others, and less each: 4, 5 and 6 against 10.
+# Ten silos: together they have more regret than FEW's two, but each has less: 4, 5, 6 against 10.
 MANY = curve("many", [40.0, 50.0, 60.0], silos=10)
 FEW = curve("few", [20.0, 20.0, 20.0])
 
@@ -227,12 +235,12 @@ def test_per_silo_divides_each_curve_by_its_own_silos() -> None:
         difference.mean,
         difference.stderr,
     )
-    # What Python asks for is group regret, whatever is drawn: 20, 30 and 40.
+    # The default in Python is group regret, whatever the figure draws: 20, 30 and 40.
     assert results.paired_difference("many", "few") == pytest.approx((30.0, 10.0 / math.sqrt(3.0)))
 
 
 def test_differences_pair_replicates_by_their_number() -> None:
-    """The second curve lacks a replicate, and has its rows in a different order."""
+    """Use a second curve that lacks a replicate, and has its rows in a different order."""
     first, second = curve("first", [10.0, 20.0, 30.0]), curve("second", [27.0, 9.0], (2, 0))
     results = Results("x", 10, 2, (first, second), {})
     # 10 - 9 and 30 - 27: mean 2, standard error 1.
@@ -263,8 +271,10 @@ def certificate(
     }  # fmt: skip
 
 
-def of_privacy(statement: dict[str, Any], stored: dict[str, Any], **figure: Any) -> Any:
-    """Return B's regret below A's or not, if A's certificate is ``stored``."""
+def judged_with_certificate(
+    statement: dict[str, Any], stored: dict[str, Any], **figure: Any
+) -> Any:
+    """Return the judged statement about A and B, if A's certificate is ``stored``."""
     claims = replace(A, certificate=stored)
     table = {"statement": [{"says": "so it is", **statement}], **figure}
     (judged,) = judge(Results("x", 10, 2, (claims, B), table))
@@ -279,7 +289,7 @@ def test_an_order_of_curves_without_the_privacy_they_claim_is_unproven() -> None
         certificate(exact=(1.0 + 1e-9, 1e-5)),
         certificate("none", None, None, caveats=["no privacy"]),
     ):
-        judged = of_privacy(below, kept)
+        judged = judged_with_certificate(below, kept)
         assert (judged.verdict, judged.order, judged.reason) == ("holds", "holds", "")
     broken = {"text": "silos are lazy", "holds": False}
     for lost, words in (
@@ -294,32 +304,38 @@ def test_an_order_of_curves_without_the_privacy_they_claim_is_unproven() -> None
             "A claims (1, 1e-05), and no epsilon holds; raw data decide",
         ),
     ):
-        judged = of_privacy(below, lost)
+        judged = judged_with_certificate(below, lost)
         assert (judged.verdict, judged.order) == ("unproven", "holds")
         assert judged.why.startswith(words)
         assert (judged.reason, judged.unexpected) == (judged.why, False)
-        other = of_privacy({**below, "why": {"fails": "Noise."}}, lost)
+        other = judged_with_certificate({**below, "why": {"fails": "Noise."}}, lost)
         assert other.reason == f"not as expected (fails); {other.why}" and other.unexpected
-        # What fails or is open does so whatever is proven.
-        assert of_privacy(wrong, lost).verdict == "fails"
-        assert of_privacy({"near": ["A", "B"], "within": 0.1}, lost).verdict == "undecided"
-        assert of_privacy({"near": ["A", "B"], "within": 0.166}, lost).verdict == "unproven"
+        # A claim that fails or is undecided does not depend on what is proven.
+        assert judged_with_certificate(wrong, lost).verdict == "fails"
+        assert (
+            judged_with_certificate({"near": ["A", "B"], "within": 0.1}, lost).verdict
+            == "undecided"
+        )
+        assert (
+            judged_with_certificate({"near": ["A", "B"], "within": 0.166}, lost).verdict
+            == "unproven"
+        )
 
 
-def test_the_reason_stands_where_the_verdict_is_as_expected() -> None:
+def test_the_stated_reason_is_shown_only_for_an_expected_verdict() -> None:
     below = {"below": ["B", "A"], "why": {"fails": "Noise.", "undecided": "Too short."}}
     wrong = {**below, "below": ["A", "B"]}
-    judged = of_privacy(wrong, certificate())
+    judged = judged_with_certificate(wrong, certificate())
     assert (judged.verdict, judged.reason, judged.unexpected) == ("fails", "Noise.", False)
-    judged = of_privacy(below, certificate())
+    judged = judged_with_certificate(below, certificate())
     assert (judged.verdict, judged.unexpected) == ("holds", True)
     assert judged.reason == "not as expected (fails or undecided)"
-    # A first look is judged in nothing, whatever was expected.
-    judged = of_privacy(wrong, certificate(), size="quick")
+    # A quick run is never judged, whatever verdict is expected.
+    judged = judged_with_certificate(wrong, certificate(), size="quick")
     assert (judged.verdict, judged.order, judged.unexpected) == ("not judged", "fails", False)
     assert "--quick" in judged.reason
     for size in ("all", "full"):
-        assert of_privacy(wrong, certificate(), size=size).verdict == "fails"
+        assert judged_with_certificate(wrong, certificate(), size=size).verdict == "fails"
 
 
 @pytest.mark.parametrize("y", ["cumulative", "time-average", "per-silo"])
@@ -403,16 +419,16 @@ def test_bad_sizes(figure: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("name", experiments.figure_ids())
-def test_every_figure_says_something_of_its_own_curves(name: str) -> None:
-    """Check also the paper's order: more privacy never ranks below less."""
+def test_statements_of_every_figure_are_about_its_curves(name: str) -> None:
+    """Check also that no claim expects less regret with a smaller epsilon."""
     spec = experiments.figure(name).spec
     labels = [c["label"] for table in spec["curve"] for c in expand(table)]
     check_figure(spec["figure"], labels)
-    # A single curve has no other to be held against.
+    # A single curve cannot be compared.
     assert spec["figure"].get("statement") or len(labels) == 1
     for statement in spec["figure"].get("statement", ()):
         assert statement.get("tag") in TAGS
-        if statement["tag"] == "paper":  # of a printed figure, played as printed
+        if statement["tag"] == "paper":  # of a printed figure, run as printed
             assert not name.endswith(("-exact", "-column"))
             assert spec["figure"]["paper"] not in ("fastfed", "huang-2023", "gao-2024")
         below = statement.get("below", ())
@@ -457,7 +473,7 @@ def run(*args: object) -> Any:
     return CliRunner().invoke(cli, [str(a) for a in args])
 
 
-def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> None:
+def test_statements_are_printed_below_the_table_and_in_the_json(tmp_path: Path) -> None:
     spec, out = tmp_path / "s.toml", tmp_path / "out"
     spec.write_text(SPEC)
     assert run("run", spec, "-o", out).exit_code == 0
@@ -474,7 +490,7 @@ def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> Non
     assert "(4 replicates, 80 rounds)\nholds      Privacy costs.\n" in text
     assert "fails      Privacy is free.\n" in text
 
-    # A first look is not judged, and says how small it is; one replicate tells nothing.
+    # A quick run is not judged, and its size is printed; one replicate decides nothing.
     quick = run("run", spec, "-o", tmp_path / "quick", "--quick", "--replicates", 1)
     assert "(1 replicate, 10 rounds)\nnot judged Privacy costs." in quick.stdout
     assert "judged only with at least 80 rounds" in quick.stdout
@@ -482,7 +498,7 @@ def test_statements_stand_under_the_table_and_in_the_json(tmp_path: Path) -> Non
     assert alone["verdict"] == "not judged" and alone["differences"][0]["stderr"] is None
 
 
-def test_the_table_says_in_what_statements_are_judged(tmp_path: Path) -> None:
+def test_the_table_names_the_regret_on_which_statements_are_judged(tmp_path: Path) -> None:
     spec, out = tmp_path / "s.toml", tmp_path / "out"
     spec.write_text(SPEC.replace("[figure]", '[figure]\ny = "per-silo"'))
     assert run("run", spec, "-o", out).exit_code == 0
@@ -496,7 +512,7 @@ def test_the_table_says_in_what_statements_are_judged(tmp_path: Path) -> None:
     assert difference["mean"] == pytest.approx(means["open"] - means["LDP, epsilon = 2.0"])
 
 
-def test_a_statement_about_an_unknown_curve_is_refused_before_it_is_played(tmp_path: Path) -> None:
+def test_a_statement_about_an_unknown_curve_is_refused_before_the_run(tmp_path: Path) -> None:
     spec, out = tmp_path / "s.toml", tmp_path / "out"
     spec.write_text(SPEC.replace('["open", "LDP, epsilon = 2.0"]', '["open", "LDP, epsilon = 2"]'))
     result = run("run", spec, "-o", out)
@@ -504,7 +520,7 @@ def test_a_statement_about_an_unknown_curve_is_refused_before_it_is_played(tmp_p
     assert 'did you mean "LDP, epsilon = 2.0"' in result.stderr
 
 
-def test_reproduce_says_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reproduce_prints_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiments, "FOLDER", tmp_path / "figures")
     (tmp_path / "figures").mkdir()
     text = SPEC.replace("[figure]", '[figure]\nid = "free"\npaper = "p"\ntitle = "t"')

@@ -28,7 +28,7 @@ SPEC = {
 
 
 class Tables(HTMLParser):
-    """Read the tables of a page, by the class of their box: rows of texts, and colours."""
+    """Read the tables of a page, keyed by the class of their box, and the colours of cells."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

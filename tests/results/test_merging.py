@@ -1,4 +1,4 @@
-"""Job arrays: parts of an experiment in several folders, and one folder of all."""
+"""Job arrays: parts of an experiment in several folders are merged into one folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_same(a, b):
         assert one.events == other.events and one.certificate == other.certificate
 
 
-def test_parts_make_the_whole(spec, tmp_path):
+def test_merged_parts_equal_a_whole_run(spec, tmp_path):
     whole = fastfed.run(spec, tmp_path / "whole")
     for first in (0, 2, 4):
         part = fastfed.run(spec, tmp_path / f"p{first}", replicates=(first, first + 2))
@@ -60,7 +60,7 @@ def test_parts_make_the_whole(spec, tmp_path):
     parts = [tmp_path / f"p{first}" for first in (4, 0, 2)]
     assert_same(fastfed.merge(parts, tmp_path / "all"), whole)
     assert_same(fastfed.load(tmp_path / "all"), whole)
-    # Again, and into a folder that has some: nothing changes, and nothing is simulated.
+    # Merge again, and into a folder with some parts: nothing changes, and nothing is simulated.
     assert_same(fastfed.merge(parts, tmp_path / "all"), whole)
     assert_same(fastfed.merge([parts[0], tmp_path / "all"], tmp_path / "p0"), whole)
     assert_same(fastfed.run(spec, tmp_path / "all"), whole)
@@ -69,7 +69,7 @@ def test_parts_make_the_whole(spec, tmp_path):
         assert db.execute("SELECT count(*) FROM timings").fetchone() == (18,)
 
 
-def test_a_range_goes_on_after_a_stop(spec, tmp_path):
+def test_a_range_that_overlaps_stored_replicates_adds_the_others(spec, tmp_path):
     fastfed.run(spec, tmp_path / "out", replicates=(3, 4))
     fastfed.run(spec, tmp_path / "out", replicates=(2, 6))
     assert fastfed.load(tmp_path / "out")["alone"].replicates == (2, 3, 4, 5)

@@ -1,4 +1,4 @@
-"""Results as data: keys of the spec in every table, selection of curves, iteration."""
+"""Results as data: tables with the keys of the spec, selection of curves, iteration."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def results(folder):
     return fastfed.load(folder)
 
 
-def test_curves_know_their_keys(results):
+def test_curves_have_the_keys_of_the_spec(results):
     actual = [(c.parameters.get("epsilon"), c.parameters.get("batch_size")) for c in results]
     assert actual == [(0.5, 4), (0.5, 8), (2.0, 4), (2.0, 8), (None, None)]
     assert len(results) == 5
@@ -81,7 +81,7 @@ def test_curves_are_selected_by_keys_and_names(results):
     assert results.select(epsilon=2).horizon == 40
     with pytest.raises(InputError, match=r'no curve has the key "epsilom".*"epsilon"'):
         results.select(epsilom=1.0)
-    # Nothing is selected: which values there are.
+    # If nothing is selected, the message lists the values that exist.
     for keys, message in (
         ({"epsilon": 7.0}, r"no curve has epsilon = 7\.0; there are 0\.5, 2"),
         ({"epsilon": [7, 8]}, "no curve has epsilon = 7 or 8; there are"),

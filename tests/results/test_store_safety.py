@@ -1,4 +1,4 @@
-"""Whatever ends a run, its store can be read, and the same command finishes the rest."""
+"""A store stays readable however a run ends, and the same command finishes the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastfed.simulation.run import curve_rows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and locks of POSIX")
 
-# A hundred and twenty commits of some milliseconds each.
+# A run of this spec makes 120 commits, some milliseconds each.
 SPEC = """
 name = "killed"
 horizon = {horizon}
@@ -81,7 +81,10 @@ def path(tmp_path: Path) -> Path:
 
 
 def killed_run(path: Path, out: Path, moment: float, *options: object) -> bool:
-    """Start the command, kill its process group in time; whether it was still running."""
+    """Start the command, and kill its process group after `moment` seconds.
+
+    Return whether the command was still running.
+    """
     child = start("run", path, "-o", out, *options)
     with suppress(subprocess.TimeoutExpired):
         child.wait(moment)
@@ -92,34 +95,34 @@ def killed_run(path: Path, out: Path, moment: float, *options: object) -> bool:
     return True
 
 
-def readable(out: Path) -> int:
-    """Return how many cells a folder holds, read as a reader does; 0 before there is a store."""
+def count_cells(out: Path) -> int:
+    """Return how many cells `fastfed.load` reads from a folder; 0 if it has no store yet."""
     if not (out / FILE).exists():
         return 0
     return sum(len(c.replicates) for c in fastfed.load(out).curves)
 
 
 def kill_and_resume(path: Path, folder: Path, kills: int, seed: int, *options: object) -> list[int]:
-    """Kill `kills` runs at random moments and finish each; return the cells that each kept."""
+    """Kill `kills` runs at random moments and resume each; return the number of cells each had."""
     assert command("run", path, "-o", folder / "straight").exit_code == 0
     expected = final_files(folder / "straight")
     child, begun = start("run", path, "-o", folder / "timed", *options), time.perf_counter()
     _, errors = child.communicate()
-    whole = time.perf_counter() - begun
+    seconds = time.perf_counter() - begun
     assert child.returncode == 0, errors
     assert final_files(folder / "timed") == expected
-    draw, kept = random.Random(seed), []
-    while len(kept) < kills:
-        out = folder / f"killed-{len(kept)}"
-        if not killed_run(path, out, draw.uniform(0.1, whole), *options):
+    draw, stored_cells = random.Random(seed), []
+    while len(stored_cells) < kills:
+        out = folder / f"killed-{len(stored_cells)}"
+        if not killed_run(path, out, draw.uniform(0.1, seconds), *options):
             shutil.rmtree(out)
             continue
-        kept.append(readable(out))
+        stored_cells.append(count_cells(out))
         child = start("run", path, "-o", out, *options)
         _, errors = child.communicate()
         assert child.returncode == 0, errors
-        assert final_files(out) == expected, f"kill {len(kept)} of seed {seed}"
-    return kept
+        assert final_files(out) == expected, f"kill {len(stored_cells)} of seed {seed}"
+    return stored_cells
 
 
 def test_a_kill_and_a_resume_leave_the_same_files(path, tmp_path):
@@ -142,7 +145,7 @@ def test_kills_of_all_processes_of_an_engine(engine, path, tmp_path):
     kill_and_resume(path, tmp_path, 4, 3, "--engine", engine)
 
 
-def test_a_commit_that_died_halfway_is_taken_back(tmp_path):
+def test_an_unfinished_commit_is_rolled_back(tmp_path):
     """Use the files of an unfinished commit, which no kill produces reliably."""
     out = tmp_path / "out"
     e = experiment_from_spec(spec())
@@ -165,7 +168,7 @@ def test_a_commit_that_died_halfway_is_taken_back(tmp_path):
     assert [p.name for p in dead.iterdir()] == [FILE]
 
 
-def test_what_a_killed_process_leaves_behind_is_used_up(path, tmp_path):
+def test_files_left_by_a_killed_process_are_removed(path, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     for name in (LOCK, f".{FILE}.new", ".report.html.new", ".table.csv.new"):
@@ -187,7 +190,7 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
     out = tmp_path / "out"
     assert command("run", path, "-o", out, "--replicates", 1).exit_code == 0
     before = content(out / FILE)
-    e = experiment_from_spec(fastfed_spec(path))
+    e = experiment_from_spec(read_spec(path))
     with open_store(e, out):
         second = start("run", path, "-o", out)
         printed, errors = second.communicate()
@@ -195,7 +198,7 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
         assert errors.startswith(f"error: {out} is being written by process {os.getpid()} on ")
         assert len(errors.splitlines()) == 1
         with pytest.raises(fastfed.InputError, match="is being written"):
-            fastfed.run(e, out)  # another thread of one process is another writer too
+            fastfed.run(e, out)  # another writer in the same process is refused as well
         assert len(fastfed.load(out).curves) == 4  # reading is free
         assert command("results", out).exit_code == 0
         assert command("report", out).exit_code == 0
@@ -203,31 +206,31 @@ def test_a_second_process_is_refused_with_folder_and_process(path, tmp_path):
     assert not (out / LOCK).exists()
 
 
-def fastfed_spec(path: Path):
+def read_spec(path: Path):
     """Return the spec in a file."""
     from fastfed.simulation.experiment import read_toml
 
     return read_toml(path)
 
 
-def test_the_lock_goes_with_its_process(path, tmp_path):
+def test_a_lock_ends_with_its_process(path, tmp_path):
     path.write_text(SPEC.format(horizon=10**6))
     out = tmp_path / "out"
     first = start("run", path, "-o", out)
     while not (out / FILE).exists():
         assert first.poll() is None
         time.sleep(0.02)
-    again = command("run", path, "-o", out)
-    assert again.exit_code == 2 and f"process {first.pid} on" in again.stderr
+    second = command("run", path, "-o", out)
+    assert second.exit_code == 2 and f"process {first.pid} on" in second.stderr
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    assert (out / LOCK).exists()  # nobody was there to remove it
-    with open_store(experiment_from_spec(fastfed_spec(path)), out):
+    assert (out / LOCK).exists()  # a killed process cannot remove its lock
+    with open_store(experiment_from_spec(read_spec(path)), out):
         pass
     assert not (out / LOCK).exists()
 
 
-def test_many_at_once_play_no_cell_twice(path, tmp_path):
+def test_three_runs_at_once_leave_the_files_of_one(path, tmp_path):
     out = tmp_path / "out"
     children = [start("run", path, "-o", out) for _ in range(3)]
     ends = [(child.communicate()[1], child.returncode) for child in children]
@@ -272,9 +275,9 @@ def test_the_lock_is_held_by_one_at_a_time(tmp_path):
 def run_into_limit(
     limit: int, path: Path, out: Path, straight: Path, *options: str
 ) -> tuple[str, int]:
-    """Run with files that may not grow beyond `limit` kB; return what it prints and has stored.
+    """Run with files limited to `limit` kB; return its last error line and its number of cells.
 
-    Check that without the limit the same command then finishes the run.
+    Check that the same command then finishes the run without the limit.
     """
     import resource
 
@@ -285,16 +288,16 @@ def run_into_limit(
     _, errors = child.communicate()
     assert child.returncode == 1, errors
     assert "Traceback" not in errors
-    kept = readable(out)
-    again = command("run", path, "-o", out, *options)
-    assert again.exit_code == 0, again.output
+    stored_cells = count_cells(out)
+    resumed = command("run", path, "-o", out, *options)
+    assert resumed.exit_code == 0, resumed.output
     command("run", path, "-o", straight, *options)
     assert final_files(out) == final_files(straight)
-    return errors.splitlines()[-1], kept
+    return errors.splitlines()[-1], stored_cells
 
 
 @pytest.mark.parametrize("limit", [2, 60])
-def test_a_full_disk_is_a_sentence_and_keeps_what_was_played(limit, path, tmp_path):
+def test_a_full_disk_gets_a_sentence_and_keeps_finished_cells(limit, path, tmp_path):
     out = tmp_path / "out"
     last, kept = run_into_limit(limit, path, out, tmp_path / "straight")
     assert last.startswith(f"error: {out / FILE} cannot be written (")
@@ -332,7 +335,7 @@ def test_a_full_file_system(path, tmp_path):
         last = errors.splitlines()[-1]
         assert last.startswith(f"error: {out / FILE} cannot be written (") and "is full" in last
         assert "the same command continues" in last
-        assert 0 < readable(out) < 120
+        assert 0 < count_cells(out) < 120
         assert sorted(p.name for p in out.iterdir()) == [FILE]
         subprocess.run(["mount", "-o", "remount,size=16m", str(disk)], check=True)
         again = start("run", path, "-o", out)
@@ -382,8 +385,8 @@ sys.stdin.read()
 """
 
 
-def test_a_store_that_another_program_holds_is_a_sentence_with_its_name(tmp_path, monkeypatch):
-    """Keep a reader inside a transaction, which blocks every commit."""
+def test_a_store_locked_by_another_program_is_refused_with_its_name(tmp_path, monkeypatch):
+    """Use a reader that stays inside a transaction, which blocks every commit."""
     monkeypatch.setattr(store, "LOCK_SECONDS", 0.5)
     small = tmp_path / "spec.toml"
     small.write_text(SPEC.format(horizon=50))

@@ -1,8 +1,8 @@
 """NumPy twins of the compiled leaf functions: the same names, signatures and answers.
 
-Written to be read, and slow. Random streams agree with the compiled ones bit for bit (the same
-operations in the same order); sums of the linear algebra may differ in the last bits, so `select`
-may differ where two scores agree to about 1e-13 of their size, and nowhere else.
+The twins are easy to read, and slow. Their random streams agree with the compiled ones bit for bit
+(the same operations in the same order); sums of the linear algebra may differ in the last bits, so
+`select` may differ where two scores agree to about 1e-13 of their size, and nowhere else.
 """
 
 import sys
@@ -127,7 +127,7 @@ __all__ = [
 
 
 class _NeverReady:
-    """In the place of kernels that look at their arguments themselves: none is ever ready."""
+    """Replace the kernels that check their own arguments: all functions but `tree` return None."""
 
     tree = staticmethod(tree)
 

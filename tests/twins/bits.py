@@ -10,7 +10,7 @@ from twins.random import Array, _bits53, _unit_f64, log, philox
 
 
 def touched_levels(leaf: int, releases: int) -> list[int]:
-    """Return levels of the tree nodes that hold a leaf, lowest first."""
+    """Return the levels of the tree nodes that hold a leaf, lowest first."""
     levels, node = [], leaf
     while node <= releases:
         levels.append((node & -node).bit_length() - 1)
@@ -28,12 +28,12 @@ def round_point(point: Array, g: float, clamped: bool, random: Array, sums: Arra
 
 
 def round_points(points: Array, g: float, clamped: bool, random: Array, sums: Array) -> None:
-    """``round_point`` for each row."""
+    """Apply ``round_point`` to each row."""
     for point, row in zip(points, random, strict=True):
         round_point(point, g, clamped, row, sums)
 
 
-#: ln k! less Stirling's formula, k = 1..15 (Loader 2000).
+#: ln k! minus Stirling's formula, k = 1..15 (Loader 2000).
 _STIRLING = [
     0.0,
     *(
@@ -67,7 +67,7 @@ def _deviance(x: float, mean: float, excess: float) -> float:
 
 
 def _log_pmf(k: int, n: int, excess: float) -> float:
-    """Return ln of the probability of k = n / 4 + excess, less a constant of n."""
+    """Return ln of the probability of k = n / 4 + excess, minus a function of n."""
     if k in (0, n):
         chance = 0.75 if k == 0 else 0.25
         return n * log(chance) + 0.5 * log(2.0 * math.pi) - _stirling(n)

@@ -1,4 +1,4 @@
-"""The compiled functions that have a twin, under one name as the twins are."""
+"""The compiled functions that have a twin, in one module like the twins."""
 
 from fastfed._kernels import aggregation, linalg, rng
 

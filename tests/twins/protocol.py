@@ -9,7 +9,7 @@ from twins.random import Array, log, normals_f64
 
 
 def node_level(k: int) -> int:
-    """Return index of the lowest set bit of k >= 1."""
+    """Return the index of the lowest set bit of k >= 1."""
     return (k & -k).bit_length() - 1
 
 
@@ -73,7 +73,7 @@ def node_normals(seed: int, replicate: int, silo: int, node: int, d: int) -> Arr
 
 
 def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Array:
-    """Return the normals of a sum over several silos, as `node_normals` (purposes 22 and 23)."""
+    """Return normals for a sum over silos, ordered as in `node_normals` (purposes 22 and 23)."""
     return np.concatenate(
         [
             normals_f64(seed, 22, replicate, silos, node, d),
@@ -83,7 +83,7 @@ def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Arr
 
 
 def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
-    """Compute W and theta of V = lambda I + covariance in place; return the shift, or -1."""
+    """Compute W and theta of V = lambda I + covariance in place; return the shift of V, or -1."""
     d = len(theta)
     diagonal = np.cumsum(np.arange(1, d + 1)) - 1
     shift = 0.0
@@ -108,7 +108,7 @@ def radius_at(
 
 
 def choose_regularizer(statistic: Array, full: float, floor: float, d: int) -> float:
-    """Return the least full j / 8 that leaves every eigenvalue of V above floor, or full."""
+    """Return the least full j / 8 with which every eigenvalue of V exceeds floor, or full."""
     diagonal = np.cumsum(np.arange(1, d + 1)) - 1
     low, high = -1, 8
     while floor > 0.0 and high - low > 1:
@@ -204,7 +204,7 @@ def toeplitz(history: Array, f: Array, k: int) -> Array:
 
 
 def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, silo):
-    """Return noise of the node that each release closes, or of its prefix: (n, d) and (n, d, d)."""
+    """Return noise (n, d) and (n, d, d): of the node each release closes, or of its prefix sum."""
 
     def node(number):
         """Return the noise of a node."""

@@ -193,7 +193,7 @@ def ideal_laplace(words: Array) -> tuple[Array, int]:
 
 
 def _log_of_words(words: Array) -> Array:
-    """Return ln of word 2^-64; what a word of zeros gives is never used."""
+    """Return ln of word 2^-64; the result for a zero word is never used."""
     return _log_f64(words.astype(np.float64) * 2.0**-64)
 
 
@@ -203,7 +203,7 @@ def _at_the_ends(words: Array) -> int:
 
 
 def normals_f64(seed: int, purpose: int, replicate: int, silo: int, index: int, n: int) -> Array:
-    """Return n standard normals in float64, every bit of them from Philox."""
+    """Return n standard normals in float64, with all random bits from Philox."""
     blocks = -(-((n + 1) // 2) // _LANES) * _LANES
     w = _blocks(seed, purpose, replicate, silo, index, np.arange(blocks))
     return normals_from_bits(_bits53(w[0], w[1]), _bits53(w[2], w[3]))[:n]
@@ -219,7 +219,7 @@ def uniform(seed: int, purpose: int, replicate: int, silo: int, index: int) -> f
 
 
 class _Words:
-    """Uniform integers from one stream, by Lemire's multiply-and-reject."""
+    """Draw uniform integers from one stream by Lemire's multiply-and-reject."""
 
     def __init__(self, seed: int, purpose: int, replicate: int, silo: int, index: int) -> None:
         self.stream = seed, purpose, replicate, silo, index
