@@ -673,10 +673,10 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
 #define TILE (PANEL / VECTORS)
 
 /* Compute X Y, which is symmetric, into `out`. All matrices are (n, n), aligned, and n is a multiple
- * of PANEL. Entry (i, k) of X is x[i row_step + k column_step]. With `upper`, X is upper
- * triangular. */
+ * of PANEL. Rows and columns from d on are zero. Entry (i, k) of X is x[i row_step + k
+ * column_step]. With `upper`, X is upper triangular. */
 static void symmetric_product(const double *restrict x, int64_t row_step, int64_t column_step,
-                              int upper, const double *restrict y, int64_t n,
+                              int upper, const double *restrict y, int64_t d, int64_t n,
                               double *restrict out)
 {
     for (int64_t first = 0; first < n; first += PANEL)
@@ -685,7 +685,7 @@ static void symmetric_product(const double *restrict x, int64_t row_step, int64_
             for (int r = 0; r < TILE; r++)
                 for (int v = 0; v < VECTORS; v++)
                     sum[r][v] = (lanes){0};
-            for (int64_t k = upper ? i : 0; k < n; k++) {
+            for (int64_t k = upper ? i : 0; k < d; k++) {
                 const double *left = x + i * row_step + k * column_step;
                 const lanes *right = (const lanes *)(y + k * n + first);
                 for (int r = 0; r < TILE; r++)
@@ -695,7 +695,8 @@ static void symmetric_product(const double *restrict x, int64_t row_step, int64_
             for (int r = 0; r < TILE; r++)
                 memcpy(out + (i + r) * n + first, sum[r], sizeof sum[r]);
         }
-    for (int64_t i = 0; i < n; i++)
+    /* The first tiles have all columns of their rows. */
+    for (int64_t i = PANEL; i < n; i++)
         for (int64_t j = 0; j < i; j++)
             out[j * n + i] = out[i * n + j];
 }
@@ -709,14 +710,14 @@ double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scr
     memset(b, 0, (size_t)(n * n) * sizeof(double));
     for (int64_t i = 0; i < d; i++)
         memcpy(b + i * n, w + i * d, (size_t)(i + 1) * sizeof(double));
-    symmetric_product(b, 1, n, 1, b, n, a);
+    symmetric_product(b, 1, n, 1, b, d, n, a);
     /* Divide A by its trace, so that the powers do not underflow. */
     for (int64_t i = 0; i < d; i++)
         scale += a[i * n + i];
     for (int64_t i = 0; i < d * n; i++)
         a[i] /= scale;
-    symmetric_product(a, n, 1, 0, a, n, b);
-    symmetric_product(b, n, 1, 0, b, n, a);
+    symmetric_product(a, n, 1, 0, a, d, n, b);
+    symmetric_product(b, n, 1, 0, b, d, n, a);
     /* The trace of A^8 is the sum of the squared entries of A^4. */
     for (int64_t i = 0; i < d; i++)
         for (int64_t j = 0; j < d; j++)
