@@ -407,10 +407,10 @@ def _mean(terms: np.ndarray) -> tuple[float, float]:
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
-    """Return a confidence interval of the expectation p of numbers in [0, 1], by Hoeffding's bound.
+    """Return a confidence interval of the expectation p of n numbers in [0, 1] by Chernoff's bound.
 
-    It is the interval of all p with n kl(mean, p) <= ln(2 / (1 - confidence)), where n is their
-    number and kl the relative entropy of two Bernoulli distributions.
+    It is the interval of all p with n kl(mean, p) <= ln(2 / (1 - confidence)), where kl is the
+    relative entropy of two Bernoulli distributions.
     """
     from scipy.special import rel_entr
 

@@ -91,7 +91,7 @@ def class_as_environment(name: str) -> Make:
 
 
 def make_environment(name: str, **keys: Any) -> Make:
-    """Return the mistake of making an environment with these keys."""
+    """Return a function that makes an environment with these wrong keys."""
 
     def make(folder: Path) -> None:
         """Make the mistake in this empty folder."""

@@ -180,12 +180,12 @@ cdef inline bint read_number(value, double *number) noexcept:
 
 
 cdef inline bint read_radius(value, double *number) noexcept:
-    """Write a finite number >= 0 to number[0]. Return False for other values."""
+    """Store a finite number >= 0 in number[0]. Return False for other values."""
     return read_number(value, number) and 0.0 <= number[0] and number[0] - number[0] == 0.0
 
 
 cdef inline bint read_word(value, int64_t most, int64_t *number) noexcept:
-    """Write an integer from 0 to most to number[0]. Return False for other values."""
+    """Store an integer in [0, most] in number[0]. Return False for other values."""
     cdef int overflow = 0
     if type(value) is not int:
         return False

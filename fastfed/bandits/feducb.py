@@ -243,7 +243,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 
     @property
     def sends_bits(self) -> bool:
-        """True if users send bits of their rewards, and silos add no noise."""
+        """True if each user sends one random bit instead of the reward, and silos add no noise."""
         return self.protects == "reward"
 
     def _check_bits(self) -> None:

@@ -259,7 +259,7 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
 def _mu_of_absence(mechanism: GaussianRelease) -> float:
     """Return the GDP parameter mu of all releases for data sets with and without one record.
 
-    All entries of the sums have noise, also the public constant feature's
+    All entries of the sums have noise, and so has the entry of the public constant feature
     (`account.GaussianSums.absent_mu`).
     """
     if mechanism.centred is None:

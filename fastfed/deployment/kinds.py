@@ -230,7 +230,10 @@ def _checked_choice(key: str, value: Any, supported: tuple[str, ...]) -> str:
 
 
 def added_up(plan: Plan) -> bool:
-    """Return True if a plan uses secure sums: only the sum of the silos' reports is seen."""
+    """Return True if only the sum of the silos' reports is seen.
+
+    This holds for secure sums, and for protocols in which users send bits.
+    """
     return plan.secure is not None or plan.protocol.bits
 
 

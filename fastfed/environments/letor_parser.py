@@ -301,13 +301,13 @@ def _error_of_separated_query(source: Path, qid: int) -> InputError:
 
     The file is read again to find the line.
     """
-    judged = re.compile(rb"\s*\+?[0-9.]+\s+qid:([+-]?[0-9]+)")
+    row_pattern = re.compile(rb"\s*\+?[0-9.]+\s+qid:([+-]?[0-9]+)")
     last: int | None = None
     ended = False  # True after the first rows of the qid, once another qid has followed
     where = f"{source}"
     for block, first in _blocks(source, hashlib.sha256()):
         for number, line in enumerate(block.split(b"\n"), first):
-            row = judged.match(line)
+            row = row_pattern.match(line)
             if row is None:
                 continue
             ended |= last == qid != int(row[1])

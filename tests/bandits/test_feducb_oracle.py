@@ -242,7 +242,7 @@ def test_drivers_agree_on_thresholds_next_to_the_compared_value(
 
 def test_each_case_shows_what_its_name_says():
     def rounds(name):
-        """Return the rounds of the case that ended with a synchronisation."""
+        """Return the case's rounds that ended with a synchronisation."""
         return synchronisation_rounds(run_case(name)[1])
 
     for name in ("every round", "sharp, every round"):

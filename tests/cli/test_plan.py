@@ -122,7 +122,9 @@ def test_the_answer_is_a_function_of_its_arguments() -> None:
     assert first["baselines"][0]["regret"]["mean"] != other_seed["baselines"][0]["regret"]["mean"]
 
 
-def test_the_recommended_is_the_least_of_the_last_stage(advice: fastfed.advice.Advice) -> None:
+def test_the_recommended_candidate_has_the_least_regret_of_the_last_stage(
+    advice: fastfed.advice.Advice,
+) -> None:
     for verdict in advice.verdicts:
         finals = {
             c.label: c.regret.mean

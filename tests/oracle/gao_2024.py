@@ -170,10 +170,11 @@ def mu_corrected(alpha: float, j: int, b: int, epsilon: float, m: int) -> float:
 
 
 def leaf_change(alpha: float, b: int, depth: int, nonnegative: bool = False) -> float:
-    """Return the largest change of an entry of v_i below a set at `depth` by one replaced loss.
+    """Return the most that one replaced loss changes an entry of v_i at a leaf.
 
-    Gradients are in [-alpha, alpha], or in [0, alpha] if `nonnegative`. At the root one gradient is
-    replaced, elsewhere a difference of two.
+    The loss is in the set of an ancestor of the leaf at `depth`. Gradients are in [-alpha, alpha],
+    or in [0, alpha] if `nonnegative`. At the root the loss enters as one gradient, elsewhere as a
+    difference of two.
     """
     change = 2 * alpha / b if depth == 0 else 4 * alpha * 2**depth / b
     return change / 2 if nonnegative else change

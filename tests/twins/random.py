@@ -193,7 +193,7 @@ def ideal_laplace(words: Array) -> tuple[Array, int]:
 
 
 def _log_of_words(words: Array) -> Array:
-    """Return ln of word 2^-64; the result for a zero word is never used."""
+    """Return ln(word * 2^-64) of each word; the result for a word 0 is never used."""
     return _log_f64(words.astype(np.float64) * 2.0**-64)
 
 

@@ -238,7 +238,8 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
                                int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
-    /* About d / 10 rows, or 2 d / 9 with a G: chosen at d = 57, 78 and 135. */
+    /* Whole groups of rows: about d / 10 rows without G, and 2 d / 9 with G. These numbers were
+     * tuned at d = 57, 78 and 135. */
     const int64_t rows_without_g = groups_up_to((d + 22) / 67, ROWS_WITHOUT_G);
     const int64_t directions = pool ? pool->count : 0;
     const int64_t rows_max = directions + ROWS < FF_FEW_ROWS ? directions + ROWS : FF_FEW_ROWS;

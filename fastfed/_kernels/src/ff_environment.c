@@ -59,14 +59,14 @@ static extent extent_of(const double *restrict mean, int64_t k)
     return range;
 }
 
-/* Return the largest mean if the means in `actions` are inexact. Actions that may be the best are
- * evaluated exactly. */
+/* Return the exact largest mean, for approximate means in `actions`: the actions that may be the
+ * best are evaluated exactly. If there is one, the sum of indices is its index. */
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
     const near_top top_means = near_top_of(mean, actions->actions, 2.0 * env->mean_error, 0.0);
-    if (top_means.many == 1)
-        return ff_mean_of(env, actions, top_means.sum);
+    if (top_means.count == 1)
+        return ff_mean_of(env, actions, top_means.index_sum);
     double best = -INFINITY;
     for (int64_t a = 0; a < actions->actions; a++) {
         const double exact = mean[a] >= top_means.smallest ? ff_mean_of(env, actions, a) : best;

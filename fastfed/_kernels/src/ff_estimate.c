@@ -60,7 +60,8 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
     return full * (double)high / (double)FF_SHIFTS;
 }
 
-/* Return the confidence radius by the bound that depends on the number of rows in V (count). */
+/* Return the confidence radius by the bound that depends on count, the number of data points
+ * that V contains. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {

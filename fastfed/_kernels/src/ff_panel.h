@@ -67,7 +67,7 @@ FF_INLINE double norm_bound(double total, double diagonal, double largest, int64
  * their indices. */
 typedef struct {
     double smallest;
-    int64_t many, sum;
+    int64_t count, index_sum;
 } near_top;
 
 /* Return the largest of k numbers less a margin, how many numbers reach that value, and the sum of
@@ -109,13 +109,13 @@ FF_INLINE near_top near_top_of(const double *restrict numbers, int64_t k, double
         sums += index & within;
     }
     for (int l = 0; l < WIDTH; l++) {
-        found.many += counts[l];
-        found.sum += sums[l];
+        found.count += counts[l];
+        found.index_sum += sums[l];
     }
 #endif
     for (int64_t a = whole; a < k; a++) {
-        found.many += numbers[a] >= found.smallest;
-        found.sum += numbers[a] >= found.smallest ? a : 0;
+        found.count += numbers[a] >= found.smallest;
+        found.index_sum += numbers[a] >= found.smallest ? a : 0;
     }
     return found;
 }

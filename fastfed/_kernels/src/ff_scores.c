@@ -253,8 +253,8 @@ static int64_t screen_norms(const ff_actions *actions, double scale, double beta
     const int sound =
         2.0 * found.smallest * scale_square * (1.0 + scale_square) < 0x1p1000 &&
         bonus * sqrt(found.smallest) > (1.0 + beta + gamma) * 0x1p-447;
-    if (sound && found.many == 1) {
-        candidates[0] = found.sum;
+    if (sound && found.count == 1) {
+        candidates[0] = found.index_sum;
         return 1;
     }
     int64_t candidate_count = 0;

@@ -147,7 +147,8 @@ static int64_t run_items(ff_team *team, int64_t thread)
         while ((i = take_item(p, n == 0)) >= 0) {
             team->item(team->work, i, thread);
             finished++;
-            /* The first part waits for no other part, so its items can be followed at once. */
+            /* `follow` is called on the items in order. No item comes before those of the first part,
+             * so it is called on them as soon as they are done. */
             if (team->follow && n == 0 && part_index == 0 && i == p->next) {
                 team->follow(team->work, i, thread);
                 p->next++;

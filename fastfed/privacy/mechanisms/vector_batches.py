@@ -392,8 +392,8 @@ def calibrate_vector_batches(
           budget of one batch: epsilon / (2 sqrt(2 M0 ln(2/delta))) and delta / (2 M0). This is
           Theorem E.5 there before its constant is rounded up.
         - "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
-          ln(d^2/delta), and g = (G, round(sqrt2 G)), because G levels stand for features of norm
-          sqrt2 in that code, in both streams. This noise often does not meet the budget; see
+          ln(d^2/delta), and g = (G, round(sqrt2 G)). In that code, G levels encode features of
+          norm sqrt2 in both streams. This noise often does not meet the budget; see
           ``conditions()``.
         - "exact": the smallest b for which the budget is proven, with
           g_1 = ceil(g_0 / covariance_ratio): a ratio below 1 means less noise in the covariance

@@ -213,16 +213,17 @@ def _honaker_squares(releases: int, returning: int) -> float:
 
 
 def _toeplitz_squares(releases: int, returning: int) -> float:
-    """Return the squared sensitivity of the Toeplitz release to a user of the first leaves.
+    """Return the squared sensitivity of the Toeplitz release to a user of the first M0 leaves.
 
-    It is the squared norm of C n, where n is one in these leaves and zero in the others.
+    M0 is ``returning``. The result is the squared norm of C n, where n is one in these leaves and
+    zero in the others.
     """
     if returning <= 1:
         return toeplitz_sensitivity_squared(releases)
-    # Row k of C n is f_{k-1} + ... + f_{k-M0}: a difference of two partial sums.
-    row_shifts = np.cumsum(toeplitz_coefficients(releases))
-    row_shifts[returning:] -= row_shifts[:-returning].copy()
-    return float(row_shifts @ row_shifts)
+    # Entry k of C n is f_{k-1} + ... + f_{k-M0}: a difference of two partial sums.
+    entries = np.cumsum(toeplitz_coefficients(releases))
+    entries[returning:] -= entries[:-returning].copy()
+    return float(entries @ entries)
 
 
 _SQUARED_SENSITIVITY = {
