@@ -504,25 +504,27 @@ class Plan:
         kinds = args.systems or list(SYSTEMS)
         random.Random(args.seed).shuffle(kinds)
         self.kind, self.tls = kinds[number % len(kinds)], self.rng.choice(["", "", "tls", "mutual"])
-        self.system, self.sum = SYSTEMS[self.kind]
+        self.system, self.sum_kind = SYSTEMS[self.kind]
         self.title = f"plan{number} {self.kind}{' ' + self.tls if self.tls else ''}"
         self.period, self.releases = self.rng.choice([10, 12, 15]), 0
         self.grace = self.period // 2
         self.silos = [Party(self, n, "silo") for n in "abcde"[: self.rng.choice([3, 3, 4, 5])]]
         self.clocks = self.kind == "own-clocks"
         if self.clocks:
-            self.system, self.moments = self.clocked()
-        self.least = len(self.silos) if self.sum else self.rng.choice([2, len(self.silos) - 1])
+            self.system, self.view_times = self.clocked()
+        self.least_silos = (
+            len(self.silos) if self.sum_kind else self.rng.choice([2, len(self.silos) - 1])
+        )
         self.hub = Party(self, "hub", "serve")
         self.parties = [self.hub, *self.silos]
-        if self.sum == "shares":
+        if self.sum_kind == "shares":
             self.parties.append(Party(self, "third", "helper"))
         self.reports: dict[tuple[str, int], dict[str, str]] = {}
         self.messages: list[bytes] = []
         self.statuses: dict[str, Any] = {}
-        self.released, self.silent, self.ended, self.dead = 0, 0.0, False, False
+        self.released, self.silent_since, self.ended, self.dead = 0, 0.0, False, False
         self.events: list[tuple[float, Callable[[], None]]] = []
-        self.note_lock, self.bad = threading.Lock(), 0
+        self.note_lock, self.failures = threading.Lock(), 0
 
     def clocked(self) -> tuple[str, list[int]]:
         """Draw clocks of silos: return [system], and the seconds from the start to each exchange.
@@ -555,7 +557,7 @@ class Plan:
         """Return when the period of a release, or the moment of a view, is over."""
         if not self.clocks:
             return self.start + number * self.period
-        return self.start + self.moments[min(number, len(self.moments)) - 1]
+        return self.start + self.view_times[min(number, len(self.view_times)) - 1]
 
     # ---- making the plan, as the pages describe ----
 
@@ -578,7 +580,7 @@ class Plan:
 
     def check(self, kind: str, holds: bool, **more: Any) -> bool:
         """Call the journal's `check` with the name of this plan."""
-        self.bad += not holds
+        self.failures += not holds
         return self.journal.check(kind, holds, plan=self.title, **more)
 
     def make(self) -> None:
@@ -590,8 +592,8 @@ class Plan:
         keys = {party.name: self.cli("deploy", "keys", party.name) for party in self.parties}
         self.start = int(time.time()) + 14 + 3 * len(self.parties)
         lines = [f'norm = 1.5\n[federation]\nname = "{self.kind}"']
-        lines += [] if self.clocks else [f"least = {self.least}"]
-        lines += ['sum = "masks"'] if self.sum == "masks" else []
+        lines += [] if self.clocks else [f"least = {self.least_silos}"]
+        lines += ['sum = "masks"'] if self.sum_kind == "masks" else []
         lines += [f"[system]\n{self.system}[calendar]\nstart = {self.start}"]
         lines += ["round = 1" if self.clocks else f"period = {self.period}"]
         lines += [f"grace = {self.grace}\nreward_deadline = 600"]
@@ -599,7 +601,7 @@ class Plan:
             lines.append(f'[[columns]]\nname = "{name}"\nlow = 0.0\nhigh = 1.0')
         lines += [f'[[silos]]\nname = "{each.name}"\n{keys[each.name]}' for each in self.silos]
         lines.append(f"[hub]\n{keys['hub']}")
-        if self.sum == "shares":
+        if self.sum_kind == "shares":
             lines.append(f"[helper]\n{keys['third']}")
         (self.home / "spec.toml").write_text("\n".join(lines))
         self.cli("deploy", "new", "spec.toml", "plan")
@@ -707,14 +709,14 @@ class Plan:
         models = [releases_of(status) for status in now.values() if status]
         self.releases = hub["releases"] if hub else self.releases
         if hub and self.clocks:
-            self.check("as many views as moments", self.releases == len(self.moments), hub=hub)
+            self.check("as many views as moments", self.releases == len(self.view_times), hub=hub)
         if max([0, *models]) > self.released:
             self.released = max(models)
             self.journal.write("released", plan=self.title, release=self.released)
         seconds_late = time.time() - (self.close_of(self.released + 1) + self.grace)
         overdue = seconds_late > 0 and self.released < (self.releases or 1) and any(now.values())
         if overdue and not self.named(now):
-            self.silent = self.silent or clock
+            self.silent_since = self.silent_since or clock
             without_theta = {n: e and {k: e[k] for k in e if k != "theta"} for n, e in now.items()}
             self.silence = {
                 "release": self.released + 1,
@@ -723,8 +725,8 @@ class Plan:
                 "healed": {p.name: round(clock - p.healed, 1) for p in self.parties if p.healed},
                 "said": without_theta,
             }
-        elif self.silent:
-            span, self.silent = clock - self.silent, 0.0
+        elif self.silent_since:
+            span, self.silent_since = clock - self.silent_since, 0.0
             self.journal.silence = max(self.journal.silence, span)
             self.check("cause named while overdue", span <= SETTLE, seconds=span, **self.silence)
         elif overdue:
@@ -788,7 +790,7 @@ class Plan:
         party, repair_after = rng.choice(healthy), rng.uniform(1, self.grace * 2)
         kinds = {"kill": 4, "term": 2, "stop": 3, "full disk": 3 * bool(party.mounted), "clock": 3,
                  "clock over restart": 2, "flood": 2 * (party.role != "helper"),
-                 "restore": 1.5 * bool(party.backups) * (0.5 if self.sum else 1)}  # fmt: skip
+                 "restore": 1.5 * bool(party.backups) * (0.5 if self.sum_kind else 1)}  # fmt: skip
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
         details: dict[str, Any] = {"seconds": round(repair_after, 1)}
         if kind == "flood":
@@ -911,8 +913,9 @@ class Plan:
         threads: list[threading.Thread] = []
         try:
             self.make()
-            self.journal.write("plan", plan=self.title, silos=len(self.silos), least=self.least,
-                               period=self.period, grace=self.grace, start=self.start)  # fmt: skip
+            self.journal.write("plan", plan=self.title, silos=len(self.silos),
+                               least=self.least_silos, period=self.period, grace=self.grace,
+                               start=self.start)  # fmt: skip
             for party in self.parties:
                 party.start()
             threads = [threading.Thread(target=self.watch)]
@@ -938,7 +941,7 @@ class Plan:
                 self.proxy.close()
             for party in self.parties:
                 party.unmount()
-            if not self.bad:
+            if not self.failures:
                 shutil.rmtree(self.home, ignore_errors=True)
 
     def live(self) -> str:
@@ -1002,7 +1005,7 @@ class Plan:
         ]
         # Silos on their own clocks wait for no report.
         if "given-up" in states and silo_back and not self.clocks:
-            return "records lost, all silos needed" if self.sum else "too few reports left"
+            return "records lost, all silos needed" if self.sum_kind else "too few reports left"
         if self.hub.restored and any(p.restored for p in self.parties if p.role == "helper"):
             return "hub and helper restored"
         if state == "reports-again" and silo_back:
@@ -1014,7 +1017,7 @@ class Plan:
             and state in ("too-few", "reports", "sessions", "unheard")
             and not self.clocks
         ):
-            ending = "records lost, all silos needed" if self.sum else "too few reports left"
+            ending = "records lost, all silos needed" if self.sum_kind else "too few reports left"
             return ending if not self.hub.restored else "hub and silo restored"
         return ""
 

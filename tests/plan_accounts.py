@@ -239,7 +239,8 @@ def linear_mu(
 ) -> float:
     """Return the GDP parameter mu of all that a linear plan's parties release about one user.
 
-    honest: the number of silos whose shares of a secure sum count; by default the trusted silos.
+    honest: the number of silos whose shares of the noise are counted in a secure sum; by default
+    the trusted silos.
     reports: the number of reports of the user's silo, if silos have their own clocks; default all.
     Binomial noise is replaced by Gaussian noise of the same variance, which is not less private at
     any epsilon.

@@ -145,7 +145,7 @@ cdef class HardInstance(Environment):
 
 
 cdef class QuantisedActions:
-    """The actions of a pool in 16 bits. A query is stored when silos are offered it again.
+    """The actions of a pool in 16 bits. A query is stored when it is offered for the second time.
 
     Replicates over one pool share it. It is empty if the processor has no screening in 16 bits.
     """

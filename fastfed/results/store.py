@@ -200,7 +200,7 @@ def name_damaged(path: Path) -> Iterator[None]:
 
 
 def remedy(folder: Path) -> str:
-    """Return a text that says why a folder has no store, or what writes one."""
+    """Return a text that says why a folder has no store, or which command writes stores."""
     if os.path.isfile(folder / VALUES_FILE):
         return f"a log of decisions has no regret, and its values are in {VALUES_FILE}"
     return "fastfed run writes them"

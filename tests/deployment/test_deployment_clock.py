@@ -149,7 +149,7 @@ def test_clocks_that_are_all_set_at_once_are_believed_after_a_while(step):
 
 
 def test_a_glitch_within_wide_bounds_is_not_believed():
-    """The answer took an hour, so the wide bounds on the other clock cannot confirm the glitch."""
+    """The hub's answer took an hour, so its time is too uncertain to confirm a jump by 3 000 s."""
     hands = Hands()
     clock = hands.clock()
     receive_time(clock, hands, seconds_to_answer=3600.0)

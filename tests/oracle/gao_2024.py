@@ -631,8 +631,8 @@ def hedge(
     """Return the distribution (T, d) of every round, ~ exp(-eta S/m), and experts (T,) drawn from
     it.
 
-    S is known at the last decision. `uniform(t)` draws round t; one that is constant between
-    decisions keeps the expert.
+    S is the sum of all losses before the last decision. `uniform(t)` is the uniform number that
+    draws the expert of round t. If it is constant between decisions, so is the expert.
     """
     losses = checked_table(losses)
     m, T, d = losses.shape

@@ -469,22 +469,23 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
     return n;
 }
 
-/* Compute bounds on ||R x|| by R for those of the n listed actions that have only a cheap bound,
- * unless there are more than `limit` of them. Returns their number. */
+/* Compute bounds on ||R x|| from R for those of the n actions in `which` that have only a cheap
+ * bound, which is >= 0. If there are more than `limit` such actions, compute nothing. Returns the
+ * number of such actions. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
 {
-    int64_t missing = 0, count = 0, listed[GATHERED];
+    int64_t missing = 0, count = 0, gathered[GATHERED];
     for (int64_t i = 0; i < n; i++)
         missing += bound[which[i]] >= 0.0f;
     if (missing > limit)
         return missing;
     for (int64_t i = 0; i < n; i++) {
         if (bound[which[i]] >= 0.0f)
-            listed[count++] = which[i];
+            gathered[count++] = which[i];
         if (count && (count == GATHERED || i == n - 1)) {
-            ff_bound_listed(bounds, actions, listed, count, d, scratch, bound);
+            ff_bound_listed(bounds, actions, gathered, count, d, scratch, bound);
             count = 0;
         }
     }

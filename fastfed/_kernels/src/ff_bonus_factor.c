@@ -170,7 +170,8 @@ double ff_bonus_factor_weight(const double *restrict w, double beta, double gamm
 }
 
 #else
-/* Return c = 0, which says that there is no R: this build lacks the instructions of ff_wide.h. */
+/* Return a factor whose c is 0, which means that there is no R: this build lacks the instructions
+ * of ff_wide.h. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r)
 {

@@ -270,7 +270,8 @@ static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
 }
 
 /* Add segments i..i + run - 1: the losses of all experts to r->counts (d), in units, and the losses
- * of the decisions to r->lost. */
+ * of the decisions to r->lost. g->which[i] is the expert of segment i or, with weights, the row of
+ * its weights; the rows of a run are consecutive. */
 static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t run)
 {
     const int64_t d = g->d, *rows = g->sums + i * d;
@@ -283,18 +284,18 @@ static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t r
     }
     const double *restrict x = g->weights + g->which[i] * d;
     double *restrict products = r->products;
-    int64_t vertices = 0;
+    int64_t any_one = 0;
     for (int64_t k = 0; k < run * d; k++) {
         products[k] = g->unit * (double)rows[k] * x[k];
-        vertices |= x[k] == 1.0;
+        any_one |= x[k] == 1.0;
     }
     for (int64_t s = 0; s < run; s++) {
-        int64_t best = d;
-        if (vertices)
-            for (best = 0; best < d && x[s * d + best] != 1.0;)
-                best++;
-        /* If a weight is 1, the loss of this expert exactly. */
-        r->lost += best < d ? g->unit * (double)rows[s * d + best] : pairwise(products + s * d, d);
+        int64_t only = d;
+        if (any_one)
+            for (only = 0; only < d && x[s * d + only] != 1.0;)
+                only++;
+        /* If the weight of an expert is 1, add exactly the loss of this expert. */
+        r->lost += only < d ? g->unit * (double)rows[s * d + only] : pairwise(products + s * d, d);
     }
 }
 

@@ -269,7 +269,7 @@ def run_all_rounds(
 
 
 def _single_curves(batches: Iterable[RunBatch]) -> Iterator[RunBatch]:
-    """Yield a batch for each curve of the batches: one curve may have killed the worker of all."""
+    """Split batches by curves: a single curve may have killed the worker of the whole batch."""
     for batch in batches:
         for position in batch.positions:
             yield RunBatch(batch.replicate, (position,))
