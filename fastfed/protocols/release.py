@@ -467,7 +467,8 @@ def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
     smallest_norm, clip = min(norms), plan.clip
     if clip is not None and clip.constant:
         # With a public constant the sensitivity is smaller (docs/centred.md, "Fixed point").
-        smallest_norm = min(smallest_norm, math.sqrt(2.0) * clip.feature * reward, clip.feature**2) or smallest_norm
+        norms_with_constant = math.sqrt(2.0) * clip.feature * reward, clip.feature**2
+        smallest_norm = min(smallest_norm, *norms_with_constant) or smallest_norm
     sizes = plan.statistic_size, plan.dimension
     return unit, exact.inflation(unit, *sizes, smallest_norm, max(norms))
 
