@@ -77,7 +77,7 @@ def round_noisy(const double[::1] values, const double[::1] noise, const double[
 
 def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
             int64_t level):
-    """Replace ``estimate``, that of one child, by Honaker's estimate of a node, in place.
+    """Replace ``estimate``, the estimate of one child, by Honaker's estimate of a node, in place.
 
     node: the noise of the node; sibling: the estimate of the other child.
     """

@@ -292,7 +292,8 @@ cdef object new_array(held_arrays *held, shape, dtype=float64):
 
 
 def factors(V, bint trusted):
-    """Return W of V (d, d), or of each of a stack (m, d, d); None if V needs conversion."""
+    """Return W of V (d, d), or of each matrix V of a stack (m, d, d); None if V needs
+    conversion."""
     cdef held_arrays held
     held.count = 0
     cdef int status = FF_BAD_STATE
@@ -410,8 +411,8 @@ def scores(actions, factor, theta, radius_, second, bint trusted):
 
 
 def argmax(actions, factor, theta, radius_, second, bint trusted):
-    """Return the index of the largest score, or (n,) for n sets, with one model or one for each
-    set; None if arguments need conversion."""
+    """Return the index of the largest score, or indices (n,) for n sets, with one model or one for
+    each set; None if arguments need conversion."""
     cdef held_arrays held
     cdef ff_sets sets
     cdef const Py_buffer *w

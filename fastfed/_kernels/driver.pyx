@@ -35,8 +35,8 @@ VIEW_NUMBERS = FF_VIEW_NUMBERS
 
 def share_from(double seconds):
     """Share work of more than this many seconds among threads; below zero share all work. Return
-    the previous value. Results are the same. Tests of threads set it, because their work is
-    small."""
+    the previous value. Results do not depend on it. Tests of threads call this, because the work of
+    tests is small."""
     global ff_least_shared
     before, ff_least_shared = ff_least_shared, seconds
     return before
@@ -332,7 +332,7 @@ cdef class Run:
         self.forget()
 
     def forget(self):
-        """Forget remembered choices, for models that change without a release."""
+        """Discard the stored choices of silos, for models that change without a release."""
         cdef int64_t i
         for i in range(self.c.curve_count):
             if self.curves[i].choice != NULL:

@@ -33,10 +33,10 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
           double silos, double rate, double[:, ::1] rows):
     """Write the exponents of Hedge after each exchange to rows (exchanges, d).
 
-    An exponent is rate times the loss of an expert for each client, minus that of the best expert.
-    ``sums`` (segments, d) are the losses of the d experts in each segment of rounds, added up over
-    silos, in multiples of ``unit``. An exchange precedes each segment whose ``asks`` is 1. ``lost``
-    (d,) are the losses before the first segment, and on return those before the last one.
+    An exponent is rate times the mean loss for each client of an expert, minus that of the best
+    expert. ``sums`` (segments, d) are the losses of the d experts in each segment of rounds, added
+    up over silos, in multiples of ``unit``. An exchange precedes each segment whose ``asks`` is 1.
+    ``lost`` (d,) are the losses before the first segment, and on return those before the last one.
     """
     with nogil:
         ff_hedge(&sums[0, 0], &asks[0], sums.shape[0], sums.shape[1], &lost[0], unit, silos, rate,

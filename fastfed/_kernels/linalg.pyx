@@ -180,7 +180,7 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
 
 def select_sieved(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                   double gamma, double limit, double slack, double ranking):
-    """Return (index, features) of the best action by a ranking that passes a sieve, see
+    """Return (index, features) of the best action by a ranking among those that pass a sieve, see
     ff_select_sieved."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
@@ -209,8 +209,8 @@ def select_least(actions, const double[:, ::1] w, const double[::1] theta, doubl
 def select_passing(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                    const double[:, ::1] local_w, const double[::1] local_theta, double local_beta,
                    double limit, double slack):
-    """Return (index, features) of the best action by one model that passes the sieve of another,
-    see ff_select_passing."""
+    """Return (index, features) of the best action by one model among those that pass the sieve of
+    another model, see ff_select_passing."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))

@@ -182,7 +182,7 @@ cdef class Losses:
         cdef ff_leaf *path = <ff_leaf *>&leaf_bytes[0]
         cdef double[::1] sums = np.empty(m * d), total = np.empty(d)
         cdef double[::1] drawn = np.empty(max(1, ff_laplace_capacity(d)))
-        cdef int64_t[::1] least = np.empty(max(1, count), np.int64)
+        cdef int64_t[::1] targets = np.empty(max(1, count), np.int64)
         for i in range(count):
             path[i].tree, path[i].depth = <int64_t>rows[i, 0], <int64_t>rows[i, 1]
             path[i].start, path[i].stop = <int64_t>rows[i, 2], <int64_t>rows[i, 3]
@@ -196,10 +196,10 @@ cdef class Losses:
         threads = self.prepare(threads)
         with nogil:
             status = ff_walk_leaves(&w, path, count, release, threads, &self.scratch[0], &x[0],
-                                    &least[0])
+                                    &targets[0])
         if status < 0:
             raise self.error() or loss_error(status)
-        return np.asarray(least)[:count]
+        return np.asarray(targets)[:count]
 
     def excess(self, int64_t first, int64_t last, const double[::1] x,
                const double[::1] optimum, double lost):
@@ -251,10 +251,11 @@ cdef class Coins(Losses):
     def course(self, str decides, int64_t first, int64_t last, bint asks, int64_t[::1] lost,
                int64_t[::1] latest, decided, const double[::1] table, int64_t alone,
                double[::1] regret, double sum, int64_t at, const int64_t[::1] checkpoints):
-        """Run rounds first + 1..last of ff_course, or some of them. ``decided``: (expert, number of
-        exchanges, changes of the leader, whether nothing is compared, before, limit, scale of a
-        query). ``regret`` (C,) is that at ``checkpoints``, of which ``at`` are reached; ``sum`` is
-        what the decisions lost. Returns (last round, expert, exchanges, changes, sum, at)."""
+        """Run rounds first + 1..last of ff_course, or only the first ones of them. ``decided``:
+        (expert, number of exchanges, changes of the leader, whether nothing is compared, before,
+        limit, scale of a query). ``regret`` (C,) receives the regret at each of ``checkpoints``, of
+        which ``at`` are reached; ``sum`` is the loss of the decisions so far. Returns (last round,
+        expert, exchanges, changes, sum, at)."""
         cdef ff_course c
         cdef ff_sparse s
         cdef ff_regret r
@@ -306,7 +307,8 @@ IN_FUNCTION = "in the environment's function"
 
 
 cdef object note(Called losses, BaseException error, replicate, silo, round):
-    """Add to an exception of a user's function where it happened, and keep the first one."""
+    """Add to an exception of a user's function the round in which it was raised, and store the
+    first such exception."""
     error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
     # Other threads continue to the end of the call; the first failure is reported.
     with cython.critical_section(losses):

@@ -409,8 +409,8 @@ def published_theory(
 ) -> Theory:
     """Return the theory of the published code's regularizer and radius, which are not proven.
 
-    ``code`` has its constants. The noise is used for one condition only: whether the regularizer
-    exceeds its operator norm.
+    ``code`` holds the constants of that code. The noise is used for one condition only: whether the
+    regularizer exceeds the operator norm of the noise.
     """
     d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer

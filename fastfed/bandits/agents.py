@@ -146,7 +146,7 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
-    """Return the release type with the smallest expected loss for a curve, its default."""
+    """Return the default release type of a curve: the type with the smallest expected loss."""
     schedule = _schedule(config, problem, "F.4")
     noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
     return usual_release(config, "agent-central", problem, schedule, noise_of)

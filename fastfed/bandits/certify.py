@@ -475,7 +475,8 @@ def _silo_names(silos: tuple[int, ...]) -> str:
 
 
 def _local_rounds_claim(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
-    """Return the claim for users of local rounds: epsilon = 0, because their data never leave.
+    """Return the claim for users of local rounds: epsilon = 0, because their data never leave a
+    silo.
 
     ``relation`` is the relation of neighbouring data sets, and ``assumed`` the plan's assumptions.
     """

@@ -40,7 +40,8 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rounds : int, optional
         The delay of every reward, for "constant".
     low, high : int, optional
-        The least and the largest delay, for "uniform". All integers in low..high are as likely.
+        The least and the largest delay, for "uniform". All integers in low..high are equally
+        likely.
     mean : float, optional
         The mean delay, for "geometric": P(delay = k) = p (1 - p)^k with p = 1 / (1 + mean).
     deadline : int, optional

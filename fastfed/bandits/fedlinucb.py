@@ -458,7 +458,7 @@ def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
 
 @lru_cache(maxsize=256)
 def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
-    """Return the release type with the smallest expected loss for a curve, its default."""
+    """Return the default release type of a curve: the type with the smallest expected loss."""
     schedule = reported_batches(config, problem)
     noise_of = partial(make_noise, problem=problem, schedule=schedule)
     return usual_release(config, config.protocol, problem, schedule, noise_of)

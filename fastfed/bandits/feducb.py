@@ -292,7 +292,8 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             )
 
     def silos_met(self, problem: ProblemSpec) -> int:
-        """Return the largest number of silos of one user. Raise InputError if it exceeds M."""
+        """Return the largest number of silos at which one user takes part. Raise InputError above
+        M."""
         if isinstance(self.returning, str):
             return problem.silos
         return integer("returning", self.returning, at_least=1, at_most=problem.silos)

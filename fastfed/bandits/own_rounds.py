@@ -274,8 +274,8 @@ def public_failure(config: Config) -> float:
     """Return the failure probability of the confidence bound that is computed from released sums.
 
     It is alpha, the key ``failure_probability``. If local rounds use a second bound, from the
-    silo's raw data, each bound gets half of alpha. They do so with rule "min-of-bounds", and with a
-    sieve.
+    silo's raw data, each bound gets half of alpha. Local rounds do so with rule "min-of-bounds",
+    and with a sieve.
     """
     share = share_of(config)
     single_bound = share is None or (share.rule != "min-of-bounds" and not config.ranking[1])
@@ -438,9 +438,9 @@ def make_memory(plan: Plan) -> Memory | None:
 class OwnBelief:
     """The memory of rule "gls": raw sums of all rounds of a silo, and the posterior of its theta.
 
-    The released sums of the other silos give a prior. The standard deviation of the silo's theta
-    around it is averaged over a grid, weighted by the silo's rewards. The raw sums of the silo are
-    the data (docs/own-rounds.md).
+    The released sums of the other silos give a prior. The posterior averages over a grid of
+    standard deviations of the silo's theta around the prior, weighted by the silo's rewards. The
+    raw sums of the silo are the data (docs/own-rounds.md).
 
     Parameters
     ----------
@@ -498,9 +498,9 @@ class OwnBelief:
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBelief:
         """Return a new memory that includes the features x and the reward y of a round.
 
-        They enter the raw sums. They enter the posterior only if the round is local (``own``), or
-        if local and shared rounds alternate. Otherwise the posterior is first read after the last
-        release, at which it is recomputed from the raw sums.
+        The data point enters the raw sums. It enters the posterior only if the round is local
+        (``own``), or if local and shared rounds alternate. Otherwise the posterior is first read
+        after the last release, at which it is recomputed from the raw sums.
         """
         memory = self._copy()
         if self._local is not None:
@@ -528,8 +528,8 @@ class OwnBelief:
         """Return a new memory after a release with the sums ``total`` (s,).
 
         The posterior is computed again if local rounds may follow. The prior comes from the other
-        silos' sums, so the silo's share is subtracted from ``total``. That is its last message if
-        messages replace each other, and otherwise its raw sums.
+        silos' sums, so the silo's share is subtracted from ``total``. The share is the silo's last
+        message if messages replace each other, and otherwise its raw sums.
         """
         if release < self._releases and not self.own.mixed:
             return self

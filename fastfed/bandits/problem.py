@@ -173,7 +173,7 @@ def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
     N is a symmetric noise matrix with variance 1 off the diagonal, 2 on the diagonal and 0 in the
     last diagonal entry. The arguments are ||a||^2 and e^2. N Delta has variance 2 ||a||^2 + e^2 in
     the direction of a, ||a||^2 in the last entry, and ||a||^2 + e^2 in all other directions. The
-    covariance of the first two is ||a|| e.
+    covariance of the first two components is ||a|| e.
     """
     return 0.5 * (
         3.0 * a_squared
@@ -216,7 +216,8 @@ class BoundSetting(msgspec.Struct, frozen=True, kw_only=True):
     Raises
     ------
     InputError
-        If a value is out of its range. A bound raises it if it needs a value that is not given.
+        If a value is out of its range. A bound raises InputError if it needs a value that is not
+        given.
     """
 
     horizon: int

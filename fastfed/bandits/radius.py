@@ -458,7 +458,7 @@ def local_round_regret(plan: Plan) -> float:
 def _direct_in_batches(plan: Plan) -> bool:
     """Return True if the proof of `direct_regret_bound` covers this kind of plan.
 
-    The conditions on rewards and contexts, which are in its theory, are not checked here.
+    The conditions on rewards and contexts are in the plan's theory, and are not checked here.
     """
     # If updates are not lazy and there is no release in every round, actions depend on raw data of
     # the current batch, which the proof does not allow.

@@ -226,7 +226,8 @@ class Silo(Acting, Once):
         """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
-        # From the round `_asked` on, for which a trigger has requested it, one more is required.
+        # From round `_asked` on, after which a trigger has requested a report, one more is
+        # required.
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once

@@ -73,7 +73,8 @@ class Chooser(OneExpert):
 
 
 class SeldomChooser(Chooser):
-    """State of a server that draws at most ``plan.noise.switches`` times, from cumulative losses.
+    """State of a server that draws experts ``plan.noise.switches`` times at most, by cumulative
+    loss.
 
     ``switches`` counts draws, including draws of the current expert.
     """

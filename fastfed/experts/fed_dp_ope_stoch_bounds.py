@@ -126,8 +126,8 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
         return (log_d + u * u * scaled_variance / 2.0 - draws * math.log1p(-u * u)) / u
 
     high = math.log(largest_u)
-    least = minimize_scalar(scaled_bound, bounds=(high - 12.0, high), method="bounded")
-    bound = scale * min(float(least.fun), scaled_bound(high))
+    minimum = minimize_scalar(scaled_bound, bounds=(high - 12.0, high), method="bounded")
+    bound = scale * min(float(minimum.fun), scaled_bound(high))
     if draws == 1:
         return min(bound, bound_without_noise + scale * _largest_laplace(d))
     return bound

@@ -531,8 +531,8 @@ class GradientCollector:
     ) -> np.ndarray:
         """Return the sum of this client's clipped gradients at x, (1, d).
 
-        It is over the sampled losses start..stop - 1. With ``parent`` (d,) it is the sum of the
-        differences to the gradients there, each clipped to [-limit, limit].
+        The sum is over the sampled losses start..stop - 1. With ``parent`` (d,) it sums the
+        differences from the gradients at ``parent``, each clipped to [-limit, limit].
         """
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
@@ -556,7 +556,7 @@ class GradientCollector:
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         """Return the client's scores (d,) for exchange ``release``, with noise if clients add it.
 
-        They are its gradient estimates at the next leaf, for the decision x (d,).
+        The scores are the client's gradient estimate at the next leaf, for the decision x (d,).
         """
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:

@@ -129,7 +129,7 @@ class Last(Chooser):
 
 
 class ExactLast(ExactChooser, Last):
-    """State of the same server, with decisions that equal the decisions of real arithmetic."""
+    """State of the server of `Last`, with decisions that equal those of real arithmetic."""
 
 
 # ---- Bound ---------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def bound_curves(
 ) -> Callable[[np.ndarray], dict[str, list[float]]]:
     """Return a function from rounds (C,) to bounds on group regret, as lists by name.
 
-    It has the proven upper bound if losses are i.i.d., and the lower bounds.
+    The bounds are the proven upper bound, if losses are i.i.d., and the lower bounds.
     """
 
     def at(rounds: np.ndarray) -> dict[str, list[float]]:

@@ -76,8 +76,8 @@ class ExpertClient(Once):
     @property
     def expert(self) -> int | None:
         """The expert of weight 1, or None if no expert has weight 1."""
-        best = int(self.x.argmax())
-        return best if self.x[best] == 1.0 else None
+        heaviest = int(self.x.argmax())
+        return heaviest if self.x[heaviest] == 1.0 else None
 
     @property
     def due(self) -> bool:

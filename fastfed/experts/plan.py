@@ -281,7 +281,7 @@ class CompiledRule(NamedTuple):
         "hedge": unnormalised weights of experts that have lost 0, ..., n - 1 units more than the
         best expert.
     alone : int
-        "hedge": if all other experts have lost this many units more than the best, its weight is 1.
+        "hedge": if all others have lost this many units more than the best expert, its weight is 1.
     """
 
     name: str

@@ -345,7 +345,7 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
     """Return the privacy events of a plan, first the event of the silo with the least noise.
 
     If silos' budgets differ, one event follows for each budget. If silos have their own clocks, one
-    follows for each smaller number of reports.
+    event follows for each smaller number of reports.
     """
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
@@ -594,9 +594,9 @@ def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> 
     # The amplification lemma bounds each of the two streams without the other, and has one noise
     # level for both: that of the bias stream, relative to its sensitivity. If the covariance stream
     # has less noise relative to its sensitivity, that smaller level is used for both.
-    least = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
-    if least < 1.0 - 1e-12:
-        bias, ratio = least * bias, ratio / least
+    relative_noise = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
+    if relative_noise < 1.0 - 1e-12:
+        bias, ratio = relative_noise * bias, ratio / relative_noise
     return AmplifiedTree(
         plan.releases,
         layout,

@@ -104,8 +104,8 @@ class Clocks:
     def _common_ticks(self, ends: np.ndarray) -> np.ndarray:
         """Return the ticks in which all silos close a batch, if they wait for each other.
 
-        They close it in the first tick in which no silo is asleep and each silo has served as many
-        users as the next entry of ``ends``.
+        They close a batch in the first tick in which no silo is asleep and each silo has served as
+        many users as the next entry of ``ends``.
         """
         least_served = self._served.min(axis=0)
         awake = np.flatnonzero(~self.sleeps.any(axis=0))

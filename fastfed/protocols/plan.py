@@ -250,7 +250,7 @@ class Plan(OwnArrays):
     widths: tuple[float, ...] = ()  # C of docs/radius.md for each release, times the multiplier
     own: OwnRounds | None = None  # local rounds, of which nothing is sent; None: all are shared
     secure: SecureSum | None = None  # the secure sum that silos and server execute, if masked
-    drawn_once: bool = False  # simulate the noise of all silos' sum by one draw, see `simulated`
+    drawn_once: bool = False  # draw the noise of the sum over silos once, see `simulated`
     room: int = 1  # fixed-point sums of a silo hold up to `room` records for each of its rounds
     arms: bool = False  # every feature vector is a unit vector, so V is diagonal
     flips: int = 0  # users send bits of rewards, flipped with chance flips / 2^53; 0: no such bits
@@ -473,7 +473,7 @@ class Plan(OwnArrays):
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
 
     def most_records(self, release: int) -> int:
-        """Return the most records of one silo, up to this release, whose sum is exact."""
+        """Return the largest number of records of one silo, up to a release, whose sum is exact."""
         return self.end(release) * self.room
 
     @property

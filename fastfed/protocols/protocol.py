@@ -269,8 +269,8 @@ def released_as(protocol: Protocol, release: str) -> Protocol:
 def drawn_once(protocol: Protocol) -> Protocol:
     """Return the protocol of a simulation that draws the Gaussian noise of all silos in one draw.
 
-    In it, silos send their sums without noise, and the server adds noise to the total. Raises
-    InputError if the protocol's silos do not add Gaussian noise to their sums.
+    In such a simulation silos send their sums without noise, and the server adds noise to the
+    total. Raises InputError if the protocol's silos do not add Gaussian noise to their sums.
     """
     if protocol.noise_by == "silos" and not protocol.masked:
         if protocol.randomizer == SEND_NOISY_SUM:

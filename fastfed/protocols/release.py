@@ -464,12 +464,13 @@ def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
     # Bounds on the norms of x y and x x'. A bound of 0 is left out: such entries are exactly 0.
     norms = [norm for norm in (feature * reward, feature * feature) if norm > 0.0] or [1.0]
     unit = exact.quantum(max(1, points or plan.silos * plan.horizon * plan.room), max(norms))
-    least, clip = min(norms), plan.clip
+    smallest_norm, clip = min(norms), plan.clip
     if clip is not None and clip.constant:
         # With a public constant the sensitivity is smaller (docs/centred.md, "Fixed point").
-        least = min(least, math.sqrt(2.0) * clip.feature * reward, clip.feature**2) or least
+        norms_with_constant = math.sqrt(2.0) * clip.feature * reward, clip.feature**2
+        smallest_norm = min(smallest_norm, *norms_with_constant) or smallest_norm
     sizes = plan.statistic_size, plan.dimension
-    return unit, exact.inflation(unit, *sizes, least, max(norms))
+    return unit, exact.inflation(unit, *sizes, smallest_norm, max(norms))
 
 
 def spread(std: NoiseStd, dimension: int) -> np.ndarray:

@@ -126,8 +126,8 @@ class OwnRounds:
         Delta^2 (1 + 1/(M - 1)) for each Delta on the grid of prior standard deviations of a silo's
         theta around the theta of the other silos.
     ridges : tuple of tuple of float
-        Entry k holds, for each Delta, the variance of the noise after k = 0, 1, ... releases.
-        It is large enough to make the covariance positive definite.
+        Entry k holds, for each Delta, the variance of the noise after k = 0, 1, ... releases,
+        raised if the covariance would not be positive definite.
     bonus : float
         Factor on ||x||_{V^-1} in the score.
     fraction : float, default 1
@@ -140,8 +140,8 @@ class OwnRounds:
         (m, R, b, S) of the silo's local radius m (R sqrt(b + ln det V) + S), where V = I + G
         counts all rounds of the silo. For rule "min-of-bounds" and for a sieve.
     sieve_width : float, default 0
-        W, the largest local radius, if the posterior ranks the actions that pass a sieve. Its slack
-        is W divided by the local radius. 0: the posterior ranks all actions.
+        W, the largest local radius, if the posterior ranks the actions that pass a sieve. The
+        sieve's slack is W divided by the local radius. 0: the posterior ranks all actions.
     """
 
     until: int

@@ -508,7 +508,7 @@ class Decoder(Once):
 
     @once
     def add(self, total: object) -> np.ndarray:
-        """Return the prefix sums (s,) after the next release; ``total`` (s,) is as in `total`."""
+        """Return the prefix sums (s,) after the next release, given the result of `total`, (s,)."""
         prefix = self.prefix(total)
         self.release += 1
         return prefix

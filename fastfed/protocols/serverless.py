@@ -764,7 +764,8 @@ def phases_of(horizon: int) -> int:
 
 
 def check_means(plan: PhasePlan) -> None:
-    """Raise InputError unless there is a private mean per release, equal except for the radius."""
+    """Raise InputError unless each release has a private mean, and means differ in the radius
+    only."""
     mean_count = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != mean_count:
         raise InputError(

@@ -55,7 +55,7 @@ def thompson(key: int, wins: np.ndarray, losses: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Bounds:
-    """What the confidence bounds of a silo follow from.
+    """Constants from which the confidence bounds of a silo follow.
 
     Parameters
     ----------
@@ -112,7 +112,10 @@ def sieved(
     limit: float,
     key: int | None = None,
 ) -> np.ndarray:
-    """Return the rankings (K,), also by draws of a key; -inf for arms that fail the sieve."""
+    """Return the number that ranks each arm (K,); -inf for arms that fail the sieve.
+
+    With ``key``, the ranking bonus of each arm is multiplied by a standard normal draw.
+    """
     passes = means + (2.0 * slack - 1.0) * bonus >= min(limit, float((means + bonus).max()))
     draws = np.array([1.0 if key is None else normal(key, a) for a in range(len(means))])
     return np.where(passes, means + ranking * bonus * draws, -np.inf)

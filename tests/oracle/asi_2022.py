@@ -109,7 +109,7 @@ def limited_updates(losses: np.ndarray, *, epsilon: float, uniform: Callable[[in
     return run
 
 
-#: Outcome: for each decision the expert drawn, or -1 where the old one stays; x_1 first.
+#: Probability of each outcome: x_1, then for each decision the expert drawn, or -1 if x stays.
 Law = dict[tuple[int, ...], float]
 
 

@@ -95,7 +95,7 @@ def largest_found(
         return z[None], np.array([low + (high - low) * 0.5 * (1.0 + math.sin(parameters[k]))])
 
     def loss(parameters: np.ndarray) -> float:
-        """Return minus the change that two records (or one) cause."""
+        """Return minus the distance of two records, or of one record from none."""
         first_record = record(parameters[: k + 1])
         if not replace:
             return -float(np.linalg.norm(entries(release, *first_record)))
@@ -213,16 +213,16 @@ def play(
         noise_too_low = noise_too_low or bool(np.linalg.eigvalsh(noise)[0] < -n[k])
         error_too_large = error_too_large or bool(np.linalg.norm(noise @ delta - h) > error[k])
         full = floor = n[k] + anchor
-        released, least = gram + noise, np.linalg.eigvalsh(gram + noise)[0]
-        steps = [full * i / 8.0 for i in range(8) if k and least + full * i / 8.0 >= floor]
+        released, smallest = gram + noise, np.linalg.eigvalsh(gram + noise)[0]
+        steps = [full * i / 8.0 for i in range(8) if k and smallest + full * i / 8.0 >= floor]
         lam = min(steps, default=full)
         v = released + lam * np.eye(d)
         values = np.linalg.eigvalsh(v)
         if values[0] <= 0.0:
             break  # event 1 has failed
         # The eighth root of the trace of V^-8 bounds 1 / (the least eigenvalue).
-        share = min(1.0 / floor, float((values**-8.0).sum()) ** 0.125)
-        f = 1.0 if lam >= full else 1.0 + (full - lam) * share
+        inverse_bound = min(1.0 / floor, float((values**-8.0).sum()) ** 0.125)
+        f = 1.0 if lam >= full else 1.0 + (full - lam) * inverse_bound
         inverse = np.linalg.inv(v)
         estimate = inverse @ (u + h)
         grown = float(np.linalg.slogdet(v)[1]) + d * math.log(f / anchor)

@@ -144,8 +144,10 @@ def amp_conditions(epsilon: float, delta: float, B: int) -> dict[str, bool]:
 
 
 def amp_true_budget(epsilon: float, delta: float, B: int) -> tuple[float, float]:
-    """Return the budget of Lemma B.4 at Theorem B.1's constants; the theorem claims it up to an
-    O."""
+    """Return the budget of Lemma B.4 at Theorem B.1's constants.
+
+    The theorem claims (epsilon, delta), up to a constant.
+    """
     epsilon0, delta0 = amp_local_budget(epsilon, delta, B)
     return shuffled_budget(epsilon0, delta0, B, delta / 2)
 
@@ -369,7 +371,8 @@ def lemma_a4(sigma: float, *, T: int, B: int, d: int, alpha: float, constant: fl
 
 
 def privacy_factor(result: str, *, T: int, B: float, d: int, delta: float, M0: float = 1) -> float:
-    """Return the second term of a bound without its powers of d, epsilon and log T log(T/alpha)."""
+    """Return the second term of a bound without d^0.75, epsilon^-0.5 and its logarithms of T and
+    T/alpha."""
     M = T / B
     factors = {
         "3.2": T**0.75 / B**0.25 * log(B / delta) ** 0.5,
@@ -674,7 +677,7 @@ def replay(
     """Repeat actions and rewards (T,) in Algorithm 1.
 
     `contexts(t)` gives phi(c_t, .) as (K, d), `means(t)` the K expected rewards, `regularizer(m)`
-    lambda and `radius(t, m)` beta after m batches. Random arguments are used once each. Noise is a
+    lambda and `radius(t, m)` beta after m batches. Each random argument is used once. Noise is a
     pair (of x y, of x x'), the latter symmetric.
 
     "linucb-ldp" and "linucb-sdp-amp" need `user_noise(t)`, or `batch_noise(m)` for the sum over a
@@ -689,8 +692,8 @@ def replay(
     the bits are really sent.
 
     `best_rewards` (T,) are the rewards of the best action, for the realised regret. `clip` is
-    (max_norm, low, high) for x and y of the statistics, not of the scores. Without it bits encode
-    any value.
+    (max_norm, low, high) for x and y of the statistics, not of the scores. Without it, values
+    beyond L are encoded as they are.
     """
     sources = {
         "user_noise": user_noise,

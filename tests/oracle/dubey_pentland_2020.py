@@ -228,7 +228,8 @@ def theorem_1_two_terms(D: float, bar: float, *, M: int, T: int, d: int, grown: 
 def theorem_1_explicit(bar: float, *, M: int, T: int, d: int, grown: float) -> float:
     """Return the proof's last line before O, nu = e.
 
-    With its D the bad periods have sqrt M d times more weight.
+    This counts both terms alike. With the paper's D, the term of the bad periods is about sqrt M d
+    times as large.
     """
     return 4 * e * bar * sqrt(2 * M * T * d * (grown + 1))
 
@@ -341,8 +342,8 @@ def clipped(x: np.ndarray, y: float, clip: tuple[float, float, float] | None) ->
 
 
 def shortfall(phi: np.ndarray, V: np.ndarray, u: np.ndarray, width: float, action: int) -> float:
-    """Return how far the action's score lies below the best (lines 6-8), relative to the rounded
-    numbers."""
+    """Return how far the action's score lies below the best (lines 6-8), relative to the largest
+    |mean| + |bonus|."""
     log_det(V, "V")
     if not np.isfinite(width):
         raise ValueError(f"the radius must be finite, got {width}")
@@ -366,15 +367,16 @@ def recorded(actions: np.ndarray, rewards: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def middle(rho_min: float, rho_max: float, shift: float | None) -> float:
-    """Return the shift: 2 Lambda = (rho_min + rho_max) / 2, and lambda = rho_min = rho_max without
-    privacy."""
+    """Return ``shift``, or if it is None the paper's: 2 Lambda = (rho_min + rho_max) / 2, which is
+    lambda = rho_min = rho_max without privacy."""
     if not 0 < rho_min <= rho_max:
         raise ValueError(f"0 < rho_min <= rho_max must hold, got {rho_min} and {rho_max}")
     return (rho_min + rho_max) / 2 if shift is None else shift
 
 
 def margin(value: float, threshold: float, *sizes: float) -> float:
-    """Return the distance of a trigger from its threshold, relative to the rounded numbers."""
+    """Return the distance of a trigger from its threshold, relative to the largest number
+    involved."""
     return abs(value - threshold) / max(1.0, abs(threshold), *(abs(size) for size in sizes))
 
 

@@ -14,7 +14,8 @@ def points(releases: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Return (t, w, w_0) of a trapezoid rule for 1/pi times the integral of t^k / sqrt(t (1 - t))
     dt.
 
-    In u with t = 1 / (1 + e^-u), it goes from 0 to ln K + 3 in steps of at most 2.5; b_0 is 1.
+    The rule's variable is u with t = 1 / (1 + e^-u). Its points go from 0 to ln K + 3 in steps of
+    at most 2.5. w_0 is chosen so that b_0 = 1.
     """
     last = math.log(releases) + 3.0
     steps = math.ceil(last / 2.5)
@@ -34,8 +35,8 @@ def decoder(t: np.ndarray, w: np.ndarray, direct: float, releases: int) -> np.nd
 
 def encoder(decoder: np.ndarray) -> np.ndarray:
     """Return C = B^-1 A (K, K), with A the prefix sums."""
-    actual: np.ndarray = np.linalg.solve(decoder, np.tri(len(decoder)))
-    return actual
+    factor: np.ndarray = np.linalg.solve(decoder, np.tri(len(decoder)))
+    return factor
 
 
 def square_root(releases: int) -> np.ndarray:

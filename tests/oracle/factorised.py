@@ -74,15 +74,15 @@ def least_cost(weights: ArrayLike, starts: int, seed: int) -> float:
         c = np.zeros((k, k))
         c[where] = entries
         np.fill_diagonal(c, np.exp(np.diag(c)))
-        c /= np.sqrt((c**2).sum(axis=0))  # no leaf is better hidden than it must be
+        c /= np.sqrt((c**2).sum(axis=0))  # now every leaf has sensitivity 1
         b = np.linalg.solve(c.T, np.tri(k).T).T
         return float(w @ (b**2).sum(axis=1))
 
-    actual = [
+    costs = [
         minimize(value, rng.normal(size=len(where[0])), method="BFGS", options={"gtol": 1e-9}).fun
         for _ in range(starts)
     ]
-    return min(actual)
+    return min(costs)
 
 
 def dual_bound(weights: ArrayLike, multipliers: ArrayLike) -> float:

@@ -406,7 +406,7 @@ def eta_printed(epsilon: float, delta: float, kappa: int) -> float:
 
 
 def eta_advanced(epsilon: float, delta: float, kappa: int) -> float:
-    """Return eta with at most eps / 2 by advanced composition, by `advanced_epsilon` (E9)."""
+    """Return eta such that `advanced_epsilon` (advanced composition) is at most eps / 2 (E9)."""
     return epsilon / (4 * sqrt(kappa * log(1 / delta)))
 
 
@@ -507,8 +507,8 @@ class SvtRun:
     switches: list[int] = field(default_factory=list)  # rounds of a resampling, also to the same x
     queries: list[tuple[int, float]] = field(default_factory=list)  # round and q
     laws: list[np.ndarray] = field(default_factory=list)  # (d,) of every resampling
-    # Below rounding, the run is not determined: least |q + noise - threshold|, and least
-    # distance of a uniform from where the drawn expert changes.
+    # Least |q + noise - threshold|, and least distance of a uniform number from where the drawn
+    # expert changes. If one is as small as rounding errors, the run is not determined.
     margin: float = inf
     draw_margin: float = inf
 
@@ -522,7 +522,7 @@ def checked_table(losses: np.ndarray) -> np.ndarray:
 
 
 def decisions(T: int, N: int) -> list[int]:
-    """Return the rounds t = n N with losses for a decision."""
+    """Return the rounds t = n N > 1, in which a decision is made from earlier losses."""
     if N < 1:
         raise ValueError(f"N must be >= 1, got {N}")
     return [t for t in range(2, T + 1) if t % N == 0]
@@ -600,8 +600,8 @@ def fed_svt(
                     resampling_cost(losses, result.x, t, optimal_loss, printed), eta
                 )
                 x = select_by_uniform(probabilities, noise.uniform(t))
-                steps = np.abs(np.cumsum(probabilities)[:-1] - noise.uniform(t))
-                result.draw_margin = min([result.draw_margin, *steps.tolist()])
+                distances = np.abs(np.cumsum(probabilities)[:-1] - noise.uniform(t))
+                result.draw_margin = min([result.draw_margin, *distances.tolist()])
                 result.laws.append(probabilities)
                 result.switches.append(t)
                 k, tau = k + 1, t
@@ -750,8 +750,8 @@ def argmin_law(scores: np.ndarray, scale: float) -> np.ndarray:
 def argmin_cost(scores: np.ndarray, scale: float, change: float, one_sided: bool = False) -> float:
     """Return the largest |log ratio| of the argmin's distribution at `scores` and at any neighbour.
 
-    Every score may move by +-change, or all in one direction by up to `change` if `one_sided`. The
-    worst for n moves n against all others, and only the difference matters.
+    Every score may move by +-change, or all in one direction by up to `change` if `one_sided`. For
+    expert n the worst is to move its score against all others; only the difference matters.
     """
     c = np.asarray(scores, dtype=np.float64)
     shift = change if one_sided else 2 * change

@@ -114,7 +114,7 @@ def midpoints(r: float, B: float) -> np.ndarray:
 
 
 def nearest(x: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Return x'_i of 2.3, the lower one of two.
+    """Return x'_i of 2.3, the lower one if two are equally near.
 
     Points out of range go to the outermost bins.
     """
@@ -330,8 +330,8 @@ def releasing_phases(T: int, U: int, last: bool = False) -> list[int]:
 def linucb_alpha(M: int, d: int, beta: float, rounds: float) -> float:
     """Return alpha of equation (1), from Lemma C.1, where `rounds` is |T_U| = 2^U.
 
-    It replaces log det(I + V) <= d log(1 + n / d) for n rounds: true with n = 2^(U+1) - 2 for d >=
-    2 (E9).
+    It has d log(rounds) in place of d log(1 + n / d), which bounds log det(I + V) after n rounds.
+    At n = 2^(U+1) - 2 it is a bound for d >= 2 only (E9).
     """
     return 1 + sqrt(2 * log(M / beta) + d * log(rounds))
 
@@ -370,7 +370,7 @@ def call_beta(beta: float, P: int) -> float:
 def estimation_c2(
     M: int, P: int, d: int, beta: float, lambda_0: float, epsilon0: float, delta0: float
 ) -> float:
-    """Return c_2 of Proposition C.3 (the proof of Claim C.5 prints twice of it once)."""
+    """Return c_2 of Proposition C.3 (the proof of Claim C.5 once prints twice this value)."""
     c1 = concentration_c1(M, P, d, beta, lambda_0)
     root = sqrt(6 * d * log(16 * d * M * P / beta) * log(1 / delta0))
     return c1 * (80 * log(16 * d * P / beta) * root / (sqrt(M) * epsilon0) + 1)
@@ -443,8 +443,8 @@ def coordinate_loss(epsilon_coordinate: float, steps: int, up: bool = True) -> n
     / (2 steps).
 
     It combines randomised response at eps' / 2, for the exponential mechanism, and Laplace noise at
-    eps' / 2. Entry j is the probability of j - 2 steps. The atoms are on the grid; the continuous
-    part of the Laplace noise is rounded up, else down.
+    eps' / 2. Entry j is the probability of j - 2 steps. The atoms are on the grid; the losses of
+    the continuous part of the Laplace noise are rounded up if `up`, otherwise down.
     """
     a = epsilon_coordinate / 2
     response = np.zeros(2 * steps + 1)
@@ -831,7 +831,7 @@ class Mechanism:
 class Replay:
     """The result of repeating the recorded actions."""
 
-    worst_gap: float  # distance of a score from the best, relative to the rounded numbers
+    worst_gap: float  # largest relative `shortfall` or `greedy_shortfall`
     group_regret: np.ndarray  # (T,), cumulative, over all clients
     client_regret: np.ndarray  # (M, T), cumulative
     released: list[int] = field(default_factory=list)  # the phases
@@ -843,8 +843,8 @@ class Replay:
 
 
 def greedy_shortfall(phi: np.ndarray, theta: np.ndarray, action: int) -> float:
-    """Return how far the action's score lies below the best (line 18), relative to the rounded
-    numbers."""
+    """Return how far the action's score lies below the best (line 18), relative to the largest sum
+    of the |terms| of a score."""
     if not 0 <= action < len(phi):
         raise ValueError(f"action {action} is not in 0..{len(phi) - 1}")
     score = phi @ theta
@@ -911,8 +911,8 @@ def replay(
         start = 0 if p == U and first_estimate == "initial" else t - phase_length(p)
         sent = []
         for i in range(M):
-            estimate, rank = least_squares(np.array(points[i][start:t]), rewards[i, start:t])
-            result.nearest_rank = min(result.nearest_rank, rank)
+            estimate, rank_margin = least_squares(np.array(points[i][start:t]), rewards[i, start:t])
+            result.nearest_rank = min(result.nearest_rank, rank_margin)
             sent.append(estimate)
         estimates = cleaned(np.array(sent))
         plain = np.mean(estimates, axis=0)

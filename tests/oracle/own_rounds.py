@@ -65,8 +65,8 @@ def release_rounds(shared: np.ndarray, first: int, ratio: float) -> list[int]:
 def release_weights(rounds: list[int], shared: np.ndarray, last: float = 3.0) -> np.ndarray:
     """Return om_k = L_(k+1) / n_k^2: rounds that use release k, over its shared rounds squared.
 
-    Since own rounds outnumber those before the last release, it counts for `last` times the rounds
-    before it.
+    Since there may be many own rounds after the last release, it counts for at most `last` times
+    the rounds before it.
     """
     counts = np.cumsum(shared)[rounds].astype(float)
     lengths = np.diff(np.append(rounds, len(shared) - 1)).astype(float)
@@ -163,10 +163,10 @@ def coin_mu(epsilon: float, delta: float, p: float, zeta: float = math.sqrt(1.5)
 class Release:
     """The release of a silo's sums.
 
-    `std` is that of each entry of a silo's own noise, off the diagonal sqrt(2) less than on it
-    (goe2). `centred` means rewards minus 1/2 and the constant scaled to 1/sqrt(2 kappa), with
-    public square. `norm` is the bound on ||theta*||, or on ||theta* - theta0|| if centred, in those
-    coordinates.
+    `std` is the standard deviation of each entry of a silo's own noise; on the diagonal of the
+    matrix it is sqrt(2) times as large (goe2). `centred` means rewards minus 1/2 and the constant
+    scaled to 1/sqrt(2 kappa), with public square. `norm` is the bound on ||theta*||, or on ||theta*
+    - theta0|| if centred, in those coordinates.
     """
 
     std: float
@@ -238,10 +238,10 @@ def information(
     """Return (P, q), the information of the other silos' sums about theta_i.
 
     P is a precision, and q is the precision times the mean. The arguments a (n, d, d) and h (n, d)
-    are sums of the others as released. The residual h - a theta_i has the covariance Mat = sigma^2
-    I + R^2 a + Delta^2 (1 + 1/(M - 1)) a^2, so that P = a Mat^-1 a and q = a Mat^-1 h. The prior I
-    is added to P. Mat is positive definite for every a, since sigma^2 is raised to R^4 / (4
-    Delta^2) if necessary. Without noise a is positive semidefinite.
+    are the released sums of the other silos, and Delta is `deviation`. The residual h - a theta_i
+    has the covariance Mat = sigma^2 I + R^2 a + Delta^2 (1 + 1/(M - 1)) a^2, so that P = a Mat^-1 a
+    and q = a Mat^-1 h. The prior I is added to P. Mat is positive definite for every a, since
+    sigma^2 is raised to R^4 / (4 Delta^2) if necessary. Without noise a is positive semidefinite.
     """
     d = a.shape[-1]
     spread = deviation**2 * (1.0 + 1.0 / max(1, silos - 1))
@@ -253,10 +253,7 @@ def information(
 
 
 def evidence(p: np.ndarray, q: np.ndarray, g: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """Return ln p(own data
-
-    P, q) up to a constant; g and u are the raw sums over R^2.
-    """
+    """Return ln p(own data | P, q) up to a constant; g and u are a silo's raw sums over R^2."""
     after, toward = p + g, q + u
 
     def quadratic(m: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -272,8 +269,8 @@ def mixed(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the posterior precision, its product with the mean, and the evidence weights
     (.., n)."""
-    actual = np.array([evidence(p, q, g, u) for p, q in candidates])
-    weights = np.exp(actual - actual.max(axis=0))
+    log_evidence = np.array([evidence(p, q, g, u) for p, q in candidates])
+    weights = np.exp(log_evidence - log_evidence.max(axis=0))
     weights /= weights.sum(axis=0)
     p = sum(w[:, None, None] * c[0] for w, c in zip(weights, candidates, strict=True))
     q = sum(w[:, None] * c[1] for w, c in zip(weights, candidates, strict=True))

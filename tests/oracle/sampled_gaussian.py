@@ -45,8 +45,9 @@ def largest(
     """Return the largest divergence found with |a|, |b| <= zeta mu and |a - b| <= mu.
 
     Any (a, b) is a contraction of one with two of the three limits attained (docs/own-rounds.md).
-    So three families of one number each are searched: |a| = |b| = zeta mu; |a| = zeta mu and |a -
-    b| = mu; |b| = zeta mu and |a - b| = mu. The result is a lower bound of the largest divergence.
+    So three families with one free number each are searched: |a| = |b| = zeta mu; |a| = zeta mu and
+    |a - b| = mu; |b| = zeta mu and |a - b| = mu. The result is a lower bound of the largest
+    divergence.
     """
     z = zeta * mu
     largest_found = 0.0

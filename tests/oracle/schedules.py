@@ -57,7 +57,7 @@ def batches(scales: Sequence[float], givers: Sequence[int], draw: Draw, k: int) 
 
 @dataclass
 class Bits:
-    """One shuffle for each batch: P_Vec with g steps a unit, by stream, and noise bits.
+    """One shuffle for each batch: P_Vec with noise bits, and with g steps per unit in each stream.
 
     `steps(k)` is (g of x y, g of x x') of batch k, `uniforms(i, t)` rounds silo i's point of round
     t, `centred(i, k)` its number of noise ones in batch k less their mean; all of length
@@ -83,13 +83,18 @@ class Bits:
                 counted[j] += int(encoded[0]) - g[j]
         for i in {silo for silo, _ in points}:
             counted += self.centred(i, k)
-        actual = counted / g
-        return actual[:d], symmetric(actual[d:])
+        sums = counted / g
+        return sums[:d], symmetric(sums[d:])
 
 
 @dataclass
 class Direct:
-    """Numbers of the direct radius after k releases; c is `anchor`, R is `scale`."""
+    """Numbers of the direct radius after k releases; c is `anchor`, R is `scale`.
+
+    `full(k)` is the largest lambda, and `error(k)` is E_k. Lambda is lowered as long as all
+    eigenvalues of V exceed `floor(k)`, but never if that is 0. `base` is the term of beta^2 / R^2
+    for the failure probability.
+    """
 
     full: Callable[[int], float]
     floor: Callable[[int], float]
@@ -105,14 +110,14 @@ class Direct:
         full, floor = self.full(k), self.floor(k)
         if floor <= 0.0:
             return full, math.inf
-        least, nearest = full, math.inf
+        lowered, nearest = full, math.inf
         for j in reversed(range(8)):
             values = np.linalg.eigvalsh(full * j / 8 * np.eye(len(total)) + total)
             size = max(floor, float(np.abs(values).max()))
             nearest = min(nearest, abs(float(values[0]) - floor) / size)
             if values[0] > floor:
-                least = full * j / 8
-        return least, nearest
+                lowered = full * j / 8
+        return lowered, nearest
 
     def inflation(self, k: int, lam: float, released: np.ndarray) -> float:
         """Return f at V of release k, whose eigenvalues are at least floor and tr(V^-8)^-1/8."""
@@ -151,7 +156,8 @@ class Direct:
 class Sieve:
     """The sieve: choose the largest <x, theta_hat> + ranking w(x) among the actions that pass.
 
-    The slack is `growth` max(1, C / g), or 1 if `growth` is 0. `times` multiplies it: a fault.
+    The slack is `growth` max(1, C / g), or 1 if `growth` is 0. `times` multiplies it, to see that a
+    wrong slack is found.
     """
 
     ranking: float

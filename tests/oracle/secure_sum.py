@@ -61,7 +61,7 @@ def optimal_factor(times: Sequence[int], steps: int = 2000) -> np.ndarray:
 
 
 def _multiplied(w: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2."""
+    """Return X = v^-1/2 (v^1/2 W v^1/2)^1/2 v^-1/2 for multipliers v (K,)."""
     root = np.sqrt(v)
     values, vectors = np.linalg.eigh(root[:, None] * w * root)
     middle = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

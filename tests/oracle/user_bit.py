@@ -102,9 +102,9 @@ def replay(
         The confidence sets hold in all rounds with probability 1 - alpha. Silos that use their own
         rounds at once have a union bound over silos.
     threshold : float, optional
-        D of Dubey and Pentland (2020), Algorithm 1. All silos share their sums after a round in
-        which, at some silo, the rounds since the last time that they did, times the growth of ln
-        det V by the silo's own rounds, exceed D.
+        D of Dubey and Pentland (2020), Algorithm 1. A silo's trigger is the number of rounds since
+        sums were last shared, times the growth of ln det V by its own rounds since then. All silos
+        share their sums after a round in which any trigger exceeds D.
     theta : ndarray, optional
         The true theta.
     scale : float, optional

@@ -83,7 +83,7 @@ def shuffle(bits_of_all_users: np.ndarray, permutation: Sequence[int] | np.ndarr
 
 def debias(ones: np.ndarray, n: int, g: int, b: int, L: float, p: float) -> np.ndarray:
     """Return sums of n values in [-L, L] from the numbers of ones per coordinate."""
-    # 7.10, then 6.12: the noise's mean off, steps to units, the shift of n values off.
+    # 7.10, then 6.12: subtract the noise's mean, convert steps to units, subtract n shifts.
     return (L / g) * (ones - p * b * n) - n * L
 
 

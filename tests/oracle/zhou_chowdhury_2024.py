@@ -47,7 +47,7 @@ class Direct:
 
     `full(k)` is the largest lambda after k synchronisations. `floor(k)` is the value that the
     eigenvalues of V must exceed (0: lambda is full(k)), and `error(k)` is E_k. Further, c is
-    `anchor` and R is `scale`.
+    `anchor`, R is `scale`, and `base` is the term of beta^2 / R^2 for the failure probability.
     """
 
     full: Callable[[int], float]
@@ -215,7 +215,7 @@ class Stream:
     def whole_prefixes(
         self, k: int, gammas: list[np.ndarray], part: int, release: str, givers: list[Drawn]
     ) -> np.ndarray:
-        """Return the raw prefix sum of all silos, and its noise by each source of noise.
+        """Return the prefix sum of all silos, with the noise of every source added.
 
         `part` is the stream's position in the pairs (bias, covariance) of the draws.
         """
@@ -400,8 +400,9 @@ def replay(
     - Protocol "local", or batch_size None, never synchronises; "none" sends sums without noise.
 
     With `release` "honaker" or "toeplitz" ("silo-ldp" and "central" only) k is the number of a
-    draw instead. "toeplitz" uses draw k at release k. "honaker" uses one draw for each node of 1,
-    2, 4, ... batches that ends at batch k; draws are numbered in the order of releases.
+    draw, not of a synchronisation. "toeplitz" uses draw k at release k. "honaker" uses one draw for
+    each node of 1, 2, 4, ... batches that ends at batch k; draws are numbered in the order of
+    releases.
 
     "shuffle-amplified" is "silo-ldp" with the silos' noisy nodes summed in `order(k)`, a
     permutation of the silos. "shuffle-vector" sums the data points under each node by Algorithm 5:
@@ -521,7 +522,8 @@ def replay(
                 sequence = [int(i) for i in order(k)]
                 if sorted(sequence) != list(range(silos)):
                     raise ValueError(f"order({k}) is no permutation of the {silos} silos")
-            # Lines 11-15: both streams through P; a sum sees the shuffler only in its last digits.
+            # Lines 11-15: both streams through P; the shuffler's order changes only a sum's last
+            # digits.
             if algorithm_5 is not None:
                 U_node, W_node = algorithm_5(k, batch_size, points)
                 U_syn, W_syn = bias_stream.prefix(k, U_node), cov_stream.prefix(k, W_node)

@@ -98,17 +98,17 @@ def _try(words: Array, n: int) -> float:
     b = 1.15 + 2.53 * spread
     a = -0.0873 + 0.0248 * b + 0.01 * 0.25
     u = first - 0.5
-    us, part = 0.5 - abs(u), 0.25 * remainder
-    offset = math.floor((2.0 * a / us + b) * u + part + 0.5)
+    us, fraction = 0.5 - abs(u), 0.25 * remainder
+    offset = math.floor((2.0 * a / us + b) * u + fraction + 0.5)
     if us >= 0.07 and v <= 0.92 - 4.2 / b:
-        return offset - part
+        return offset - fraction
     k = quarter + offset
     if not 0 <= k <= n:
         return math.nan
-    step = int(remainder == 3)
+    step = int(remainder == 3)  # the mode is quarter + step
     v = v * ((2.83 + 5.1 / b) * spread) / (a / (us * us) + b)
-    actual = _log_pmf(k, n, offset - part) - _log_pmf(quarter + step, n, step - part)
-    return math.nan if log(float(v)) > actual else offset - part
+    log_ratio = _log_pmf(k, n, offset - fraction) - _log_pmf(quarter + step, n, step - fraction)
+    return math.nan if log(float(v)) > log_ratio else offset - fraction
 
 
 def binomials_from_words(random: Array, n: int) -> Array:

@@ -83,16 +83,20 @@ def sum_normals(seed: int, replicate: int, silos: int, node: int, d: int) -> Arr
 
 
 def refresh(statistic: Array, regularizer: float, w: Array, theta: Array) -> float:
-    """Compute W and theta of V = lambda I + covariance in place; return the shift of V, or -1."""
+    """Compute W and theta of V = lambda I + covariance in place.
+
+    Returns the multiple of I that was added to make V positive definite, or -1 if none of 200
+    was enough.
+    """
     d = len(theta)
     diagonal = np.cumsum(np.arange(1, d + 1)) - 1
     shift = 0.0
     for _ in range(200):
         v = statistic[d:].copy()
         v[diagonal] += regularizer + shift
-        actual = factor(v, d)
-        if actual is not None:
-            w[...] = actual
+        new_factor = factor(v, d)
+        if new_factor is not None:
+            w[...] = new_factor
             theta[...] = solve(w, statistic[:d])
             return shift
         shift = 2.0 * shift if shift > 0.0 else regularizer if regularizer > 0.0 else 1.0
@@ -171,7 +175,10 @@ def determinant_radius(
     log_det: float,
     d: int,
 ) -> float:
-    """Compute the radius with the determinant."""
+    """Return multiplier (offset + scale sqrt(f (base + max(0, ln det V + d ln(f / anchor))))).
+
+    f is `inflation`, and `log_det` is ln det V.
+    """
     grown = max(log_det + d * log(inflation / anchor), 0.0)
     return multiplier * (offset + scale * float(np.sqrt(inflation * (base + grown))))
 
@@ -204,7 +211,8 @@ def toeplitz(history: Array, f: Array, k: int) -> Array:
 
 
 def tree(seed, releases, d, std, off_diagonal, diagonal, prefixes, replicate, silo):
-    """Return noise (n, d) and (n, d, d): of the node each release closes, or of its prefix sum."""
+    """Return noise (n, d) and (n, d, d) of the node that each release closes, or with ``prefixes``
+    of the prefix sum at each release."""
 
     def node(number):
         """Return the noise of a node."""

@@ -178,7 +178,7 @@ def normals_from_bits(a: Array, b: Array) -> Array:
 
 
 def ideal_normals(words: Array) -> tuple[Array, int]:
-    """Return normals (2 half,), and the number of radii near 0 or 1."""
+    """Return normals (n,) from words (n,), and how many uniforms of radii are near 0 or 1."""
     half = len(words) // 2
     r = np.sqrt(-2.0 * _log_of_words(words[:half]))
     sine, cosine = _sincos_f64(words[half:] >> np.uint64(11))

@@ -32,7 +32,7 @@ void ff_scale(const double *restrict from, double factor, int64_t s, double *res
 
 /* Compute the p-sum (the sum of the leaves below a node of the tree) of the node at `level` that
  * `leaf` (s) completes, into row `level` of sums (., s). The rows of lower levels hold the p-sums
- * of its other descendants. */
+ * of the other nodes below it. */
 void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, int64_t s)
 {
     double *node = sums + level * s;
@@ -57,9 +57,9 @@ void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restr
             ff_add(out, nodes + j * s, s);
 }
 
-/* out (s) <- statistic (s) + noise, which is normals (s) times a standard deviation: that of bias
- * entries for the first d entries, and those of *std for entries of the packed covariance on and
- * off the diagonal. */
+/* out (s) <- statistic (s) + noise. The noise is normals (s) times the standard deviations in *std:
+ * `bias` for the first d entries, then `diagonal` or `off_diagonal` for the entries of the packed
+ * covariance. */
 void ff_add_noise(const double *restrict statistic, const double *restrict normals,
                   const ff_noise_std *std, int64_t d, double *restrict out)
 {
@@ -103,8 +103,8 @@ void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t nod
     draw_two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
 }
 
-/* Draw standard normals as ff_node_normals does, for noise that is drawn once for all silos. Their
- * number `silos` takes the place of the index of a silo. */
+/* Draw standard normals as ff_node_normals does, for noise that is drawn once for all silos. The
+ * streams have the number of silos where those of ff_node_normals have the index of a silo. */
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals)
 {

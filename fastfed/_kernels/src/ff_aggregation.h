@@ -28,7 +28,7 @@ void ff_add(double *restrict into, const double *restrict from, int64_t s);
 /* into <- into times from, entry by entry. */
 void ff_multiply(double *restrict into, const double *restrict from, int64_t s);
 
-/* out <- factor from. */
+/* out <- factor times from. */
 void ff_scale(const double *restrict from, double factor, int64_t s, double *restrict out);
 
 /* Standard deviations of the noise of a node: of bias entries, and of off-diagonal and diagonal

@@ -36,11 +36,11 @@ double ff_arms_observe(double *restrict w, double *restrict theta, const double 
 /* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d) { return 4 * d; }
 
-/* Return the arm with the largest score by a function such as those of ff_draws.h, among the arms
- * that pass the sieve (NULL: all), and write its unit vector to x (d). Returns -1 if the function
+/* Return the arm with the largest score among the arms that pass the sieve (NULL: all), and write
+ * its unit vector to x (d). `score` is a function such as those of ff_draws.h. Returns -1 if it
  * fails. w (d, d) is diagonal and holds the roots of the entries of V^-1; theta (d): estimates. An
- * arm passes if its estimate plus 2 slack - 1 bonuses (`reached`) is at least the limit or the
- * largest score. */
+ * arm passes if its estimate plus 2 slack - 1 times its bonus (`reached`) is at least the limit of
+ * the sieve or the largest score. */
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
                        const double *restrict theta, double beta, double gamma,
                        const ff_sieve *sieve, int64_t d, double *restrict scratch,

@@ -17,8 +17,8 @@ double ff_arms_observe(double *restrict w, double *restrict theta, const double 
 /* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d);
 
-/* Choose an arm as ff_scored chooses an action. The function gets no features (x is NULL), no
- * state, and in place of w the d diagonal entries of W. */
+/* Choose an arm as ff_scored chooses an action. The function `score` receives no features (x is
+ * NULL) and no state, and only the d diagonal entries of W. */
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
                        const double *restrict theta, double beta, double gamma,
                        const ff_sieve *sieve, int64_t d, double *restrict scratch,

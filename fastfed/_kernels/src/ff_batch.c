@@ -12,7 +12,7 @@
 #define PACK_FROM 8
 /* Number of rows that are added to the packed copy together. */
 #define CHUNK 64
-/* Limit on ||W x||^2: an update squares it again. */
+/* Limit on ||W x||^2, so that its square, which an update computes, does not overflow. */
 #define LARGEST_SQUARE 1e150
 
 /* ---- checks of values ------------------------------------------------------------------------ */
@@ -30,38 +30,38 @@
 /* Return 1 if all n numbers are finite. Infinities and NaN have an exponent of ones only. */
 int ff_all_finite(const double *x, int64_t n)
 {
-    int64_t bad = 0;
+    int64_t any_infinite = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        bad |= -((bits & EXPONENT) == EXPONENT);
+        any_infinite |= -((bits & EXPONENT) == EXPONENT);
     }
-    return !bad;
+    return !any_infinite;
 }
 
 /* Return 1 if the absolute values of all n numbers are below 2^480, so that no product of two of
  * them overflows. */
 static int all_moderate(const double *x, int64_t n)
 {
-    int64_t bad = 0;
+    int64_t any_large = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        bad |= -((bits & EXPONENT) >= MODERATE);
+        any_large |= -((bits & EXPONENT) >= MODERATE);
     }
-    return !bad;
+    return !any_large;
 }
 
 /* Return 1 if all n floats are finite. */
 static int all_finite_f32(const float *x, int64_t n)
 {
-    int32_t bad = 0;
+    int32_t any_infinite = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t bits;
         memcpy(&bits, x + i, sizeof bits);
-        bad |= -((bits & EXPONENT32) == EXPONENT32);
+        any_infinite |= -((bits & EXPONENT32) == EXPONENT32);
     }
-    return !bad;
+    return !any_infinite;
 }
 
 /* Return the largest absolute value of n numbers; infinity if any number is infinite or NaN. Bits
@@ -129,23 +129,23 @@ int ff_is_symmetric(const double *a, int64_t d)
 /* Return 1 if w (d, d) is a valid factor: finite, zero above the diagonal, positive on it. */
 int ff_is_inverse_factor(const double *w, int64_t d)
 {
-    int64_t bad = 0;
+    int64_t any_invalid = 0;
     for (int64_t i = 0; i < d; i++) {
         const double *row = w + i * d;
         for (int64_t j = 0; j <= i; j++) {
             int64_t bits;
             memcpy(&bits, row + j, sizeof bits);
-            bad |= -((bits & EXPONENT) == EXPONENT);
+            any_invalid |= -((bits & EXPONENT) == EXPONENT);
         }
         /* Zero, of either sign. */
         for (int64_t j = i + 1; j < d; j++) {
             int64_t bits;
             memcpy(&bits, row + j, sizeof bits);
-            bad |= bits & INT64_MAX;
+            any_invalid |= bits & INT64_MAX;
         }
-        bad |= -!(row[i] > 0.0);
+        any_invalid |= -!(row[i] > 0.0);
     }
-    return !bad;
+    return !any_invalid;
 }
 
 /* Return x' a x for a symmetric a (d, d) and x (d). It is used for a check only, so the order of

@@ -1,6 +1,6 @@
 /* Kernels over many rows, sets of actions or models, which first check their arguments.
- * fastfed.kernels, numba and other extensions call them. Every row is processed exactly as the leaf
- * functions process it alone, in order, so the bits are those of one call for each row.
+ * fastfed.kernels, numba and other extensions call them. Rows are processed in order, each exactly
+ * as by the function for one row, so the results have the bits of one call for each row.
  *
  * All return one of the status codes below. Unless it is FF_FINE, no model has changed, and results
  * are undefined. With `trusted`, gram, bias, inverse, factor and theta are not checked, because

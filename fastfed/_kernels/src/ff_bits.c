@@ -115,7 +115,7 @@ static double invert_small(double u, int64_t n)
     return (double)k - 0.25 * (double)n;
 }
 
-#define SMALL 40 /* below, n / 4 < 10, and the constants of the rejection method are not proven */
+#define SMALL 40 /* for smaller n, n / 4 < 10: the rejection method's constants are not proven */
 
 /* Try to draw Bin(n, 1/4) - n / 4 from four random words; return 0 if the try is rejected. */
 int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
@@ -125,8 +125,8 @@ int64_t ff_binomial_try(const uint32_t random[4], int64_t n, double *out)
         *out = invert_small(first, n);
         return 1;
     }
-    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS, whose names these are),
-     * around the mean: k is `quarter` + `offset`. */
+    /* Transformed rejection with squeeze (Hoermann 1993, algorithm BTRS, with the names used
+     * there), around the mean: k is `quarter` + `offset`. */
     const int64_t quarter = n >> 2, remainder = n & 3;
     const double p = 0.25, std = sqrt((double)n * (p * (1.0 - p)));
     const double b = 1.15 + 2.53 * std, a = -0.0873 + 0.0248 * b + 0.01 * p;

@@ -69,13 +69,14 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
  * float64 score. Underflow changes a square by at most 2^-126, a root by 2^-63, and a multiple of a
  * length by less. The added constants exceed these changes and are too small to matter.
  *
- * The W that is scored is the factor's W, updated by ff_observe in float64, one data point at a
- * time. With u = 2^-53, row i of the next W is p W_i - q sum_{k<i} z_k W_k with factors p <= 1 and
- * q ||z_<i|| <= 1, each accurate to (d + 8) u (update_factor in ff_linalg.c). So it has an error of
- * at most 2 (d + 8) u (||W_i|| + ||W||_F), and all rows together of 4 (d + 8) sqrt(d) u ||W||_F,
- * whatever z was. MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so at most 2.01 ||W||_F
- * drift ||x|| to b = ||W'W x||. By the inequality of ff_bonus_factor.h this changes ||R x|| by at
- * most sqrt(1 + c (2.01 ||W||_F)^2) drift ||x||. The error of R itself is model.lost. */
+ * The W of the exact scores is the W that R was computed from, updated by ff_observe in float64,
+ * one data point at a time. With u = 2^-53, row i of the next W is p W_i - q sum_{k<i} z_k W_k with
+ * factors p <= 1 and q ||z_<i|| <= 1, each accurate to (d + 8) u (update_factor in ff_linalg.c). So
+ * it has an error of at most 2 (d + 8) u (||W_i|| + ||W||_F), and all rows together of 4 (d + 8)
+ * sqrt(d) u ||W||_F, whatever z was. MOST_POINTS such errors add `drift` ||x|| to a = ||W x||, so
+ * at most 2.01 ||W||_F drift ||x|| to b = ||W'W x||. By the inequality of ff_bonus_factor.h this
+ * changes ||R x|| by at most sqrt(1 + c (2.01 ||W||_F)^2) drift ||x||. The error of R itself is
+ * model.lost. */
 typedef struct {
     float slack, slope, slope_lost;
 } error_terms;
@@ -205,19 +206,19 @@ FF_INLINE mean_terms mean_terms_of(quantised_row t, double factor, int64_t d)
                         (float)(1.01 * (t.lost + t.norm))};
 }
 
-/* Copy the n <= GATHERED actions in `which` from their panels to `gathered`, (quads, GATHERED, 4)
+/* Copy the n <= GATHERED actions in `indices` from their panels to `gathered`, (quads, GATHERED, 4)
  * numbers of 16 bits: four features of every action, then the next four. Unused places are 0. */
-static void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n, int64_t d,
+static void gather(const ff_actions *actions, const int64_t *restrict indices, int64_t n, int64_t d,
                    int32_t *restrict gathered)
 {
     const int64_t vectors = vectors_of(actions->actions), pairs = pairs_of(d);
     const i32s *panels = (const i32s *)((const action_norms *)actions->quantised + vectors);
     memset(gathered, 0, (size_t)(QUAD * quads_of(d)) * sizeof(int32_t));
     for (int64_t a = 0; a < n; a++) {
-        const int64_t v = which[a] / LANES, first = v - v % PANEL_VECTORS;
+        const int64_t v = indices[a] / LANES, first = v - v % PANEL_VECTORS;
         const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
         const int32_t *source =
-            (const int32_t *)(panels + first * pairs + v - first) + which[a] % LANES;
+            (const int32_t *)(panels + first * pairs + v - first) + indices[a] % LANES;
         int32_t *target = gathered + 2 * a;
         int64_t j = 0;
         for (; j + 2 <= pairs; j += 2) {
@@ -302,23 +303,23 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
         width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-/* Compute upper bounds on ||R x|| by R for the n actions in `which`, into their entries of bound
+/* Compute upper bounds on ||R x|| by R for the n actions in `indices`, into their entries of bound
  * (K). A minus sign marks a bound by R. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                     const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
-                     float *restrict bound)
+                     const int64_t *restrict indices, int64_t n, int64_t d,
+                     double *restrict scratch, float *restrict bound)
 {
     const action_norms *norms = (const action_norms *)actions->quantised;
     int32_t *gathered = (int32_t *)aligned(scratch);
-    gather(actions, which, n, d, gathered);
+    gather(actions, indices, n, d, gathered);
     float width[GATHERED];
     widths_of(&bounds->factor, actions, gathered, d, width);
     const error_terms s = error_terms_of(bounds, d);
     for (int64_t i = 0; i < n; i++) {
-        const action_norms *norms_a = norms + which[i] / LANES;
-        const int64_t lane = which[i] % LANES;
+        const action_norms *norms_a = norms + indices[i] / LANES;
+        const int64_t lane = indices[i] % LANES;
         const float norm = width[i] * norms_a->unit[lane];
-        bound[which[i]] = -(norm * s.slack +
+        bound[indices[i]] = -(norm * s.slack +
                             (norms_a->length[lane] * s.slope + norms_a->lost[lane] * s.slope_lost));
     }
 }
@@ -340,7 +341,7 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
 {
-    int64_t which[GATHERED];
+    int64_t indices[GATHERED];
     const int64_t count = actions->actions;
     f32s least = f32_set(top);
     for (int64_t first = 0; first < count; first += LANES)
@@ -366,9 +367,9 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
     for (int64_t first = 0; first < count && n < GATHERED; first += LANES)
         for (unsigned missing = missing_from(upper, bound, from, first, count);
              missing && n < GATHERED; missing &= missing - 1)
-            which[n++] = first + __builtin_ctz(missing);
+            indices[n++] = first + __builtin_ctz(missing);
     if (n)
-        ff_bound_listed(bounds, actions, which, n, d, scratch, bound);
+        ff_bound_listed(bounds, actions, indices, n, d, scratch, bound);
     return n;
 }
 
@@ -454,36 +455,36 @@ float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
     return f32_largest(top);
 }
 
-/* List the actions whose upper bound is not below `least` (or is NaN) into `which`, and return
+/* List the actions whose upper bound is not below `least` (or is NaN) into `indices`, and return
  * their number. */
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
-                     int64_t *restrict which)
+                     int64_t *restrict indices)
 {
     int64_t n = 0;
     for (int64_t first = 0; first < count; first += LANES) {
         unsigned not_below =
             bits_of(count - first) & ~f32_less(f32_load(upper + first), f32_set(least));
         for (; not_below; not_below &= not_below - 1)
-            which[n++] = first + __builtin_ctz(not_below);
+            indices[n++] = first + __builtin_ctz(not_below);
     }
     return n;
 }
 
-/* Compute bounds on ||R x|| from R for those of the n actions in `which` that have only a cheap
+/* Compute bounds on ||R x|| from R for those of the n actions in `indices` that have only a cheap
  * bound, which is >= 0. If there are more than `limit` such actions, compute nothing. Returns the
  * number of such actions. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
+                         const int64_t *restrict indices, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
 {
     int64_t missing = 0, count = 0, gathered[GATHERED];
     for (int64_t i = 0; i < n; i++)
-        missing += bound[which[i]] >= 0.0f;
+        missing += bound[indices[i]] >= 0.0f;
     if (missing > limit)
         return missing;
     for (int64_t i = 0; i < n; i++) {
-        if (bound[which[i]] >= 0.0f)
-            gathered[count++] = which[i];
+        if (bound[indices[i]] >= 0.0f)
+            gathered[count++] = indices[i];
         if (count && (count == GATHERED || i == n - 1)) {
             ff_bound_listed(bounds, actions, gathered, count, d, scratch, bound);
             count = 0;

@@ -57,12 +57,12 @@ void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int6
 void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                      float *restrict bound);
 
-/* Compute bounds by R for the n <= GATHERED actions in `which` (n) into their entries of bound (K),
- * with a minus sign that distinguishes them from cheap bounds. scratch: 2 d + 16 doubles, here and
- * below. */
+/* Compute bounds by R for the n <= GATHERED actions in `indices` (n), into their entries of bound
+ * (K), with a minus sign that distinguishes them from cheap bounds. scratch: 2 d + 16 doubles, here
+ * and below. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                     const int64_t *restrict which, int64_t n, int64_t d, double *restrict scratch,
-                     float *restrict bound);
+                     const int64_t *restrict indices, int64_t n, int64_t d,
+                     double *restrict scratch, float *restrict bound);
 
 /* Compute bounds by R for the actions with the largest upper bounds on scores among those that have
  * only cheap bounds: at most GATHERED, including one whose upper bound is `top`, if it has only a
@@ -71,10 +71,10 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound);
 
-/* Compute bounds by R for those of the n actions in `which` that have only cheap bounds, unless
- * these are more than `limit`. Returns their number. */
+/* Compute bounds by R for those of the n actions in `indices` that have only cheap bounds, unless
+ * there are more than `limit` such actions. Returns the number of such actions. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
-                         const int64_t *restrict which, int64_t n, int64_t limit, int64_t d,
+                         const int64_t *restrict indices, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound);
 
 /* Compute upper bounds on all means. They cover the rounding error of a score whose bonus is
@@ -88,10 +88,10 @@ float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper);
 
-/* List the actions whose upper bound is not below `least`, in ascending order, into `which`.
+/* List the actions whose upper bound is not below `least`, in ascending order, into `indices`.
  * Returns their number. */
 int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
-                     int64_t *restrict which);
+                     int64_t *restrict indices);
 
 /* Return a lower bound on the exact score of an action, given its upper bounds on the mean and (by
  * R) on ||R x||. norms: the lengths, units and errors of all actions of the query. moved, grown:
@@ -101,8 +101,8 @@ float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restr
                         const double *restrict theta, double beta, double gamma, double moved,
                         double grown, int64_t d);
 
-/* Return such a bound, given the mean <x, theta> of the action and a = ||W x|| in float64, beta >
- * 0. error: bound on the rounding error of the score computed from them. */
+/* Return a lower bound on the exact score of an action, given its mean <x, theta> and a = ||W x||
+ * in float64, for beta > 0. error: bound on the rounding error of the score computed from them. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d);

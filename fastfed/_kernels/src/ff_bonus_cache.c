@@ -241,8 +241,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
                          .view = *actions,
                          .count = count,
                          .d = d};
-    b.which = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
-    b.upper = (float *)aligned((double *)(b.which + count));
+    b.indices = (int64_t *)(aligned(scratch) + 2 * PANEL * d);
+    b.upper = (float *)aligned((double *)(b.indices + count));
     b.mean = b.upper + LANES * vectors;
     b.bound = b.mean + LANES * vectors;
     b.row = (int16_t *)(b.bound + LANES * vectors);
@@ -297,7 +297,7 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
         state->first_stage = state->cheap_failures > MOST_FAILURES ? BY_FACTOR : CHEAP;
     }
     ff_interval best_score = {0.0, 0.0};
-    if (n != 1 || b.which[0] != best) {
+    if (n != 1 || b.indices[0] != best) {
         best_score = ff_score_with_error(&q, best);
         n = ff_not_below_score(&b, best_score);
     }
@@ -306,8 +306,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
         whitened_x->x[0] = NAN;
         state->work += cache->own ? count / 2 : MISS;
         /* New bounds ruled out too little. That happens in the first batch, where V is a multiple
-         * of I except for the silo's own points. Retry after as many points again, at most
-         * MOST_PATIENCE. */
+         * of I except for the silo's own points. Retry when V has twice as many points, but after
+         * at most MOST_PATIENCE further points. */
         if (cache->own && points_count == state->made_at)
             state->retry_at =
                 points_count + (points_count < MOST_PATIENCE ? points_count : MOST_PATIENCE);
@@ -315,11 +315,11 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     }
     state->work += cache->own ? n - 1 : -(state->work > 0);
     int64_t chosen = best;
-    if (n > 1 || b.which[0] != best) {
+    if (n > 1 || b.indices[0] != best) {
         double score;
-        chosen = ff_best_by_intervals(&q, b.which, n, best, best_score, bounds_scratch);
+        chosen = ff_best_by_intervals(&q, b.indices, n, best, best_score, bounds_scratch);
         if (chosen < 0)
-            chosen = ff_best_of(actions, b.which, n, w, theta, beta, gamma, d, scratch, &score);
+            chosen = ff_best_of(actions, b.indices, n, w, theta, beta, gamma, d, scratch, &score);
     }
     if (chosen != best) {
         whitened_x->x[0] = NAN;

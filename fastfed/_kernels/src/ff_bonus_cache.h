@@ -71,17 +71,17 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo);
 
 /* The features x of a choice, clipped to the bound on their norm, and W x, whose squared norm is x'
- * V^-1 x. x[0] is NaN if they are not known; also before the first call. */
+ * V^-1 x. x[0] is NaN if x and W x are not known, as before the first call. */
 typedef struct {
     double *x, *whitened; /* (d), (d) */
 } ff_whitened;
 
-/* Return the action with the largest ranking <x, theta> + ranking (beta ||W x|| + gamma ||W'W x||),
- * the lowest index if several tie, and write its features to x (d); -1 if the bounds do not decide.
- * The ranking of the sieve is above 0. *largest receives -INFINITY if the action certainly passes
- * the sieve (any action passes if the ranking is 1), otherwise an upper bound on all scores.
- * points: data points that entered V since the release. scratch: as for ff_select; bounds_scratch:
- * 3 d^2 + d doubles. */
+/* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||W'W x||), where r > 0
+ * is the `ranking` of the sieve; the lowest index if several tie; -1 if the bounds do not decide.
+ * Its features are written to x (d). *largest receives -INFINITY if the action certainly passes the
+ * sieve (any action passes if r is 1), otherwise an upper bound on all scores. points_count: number
+ * of data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3 d^2
+ * + d doubles. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,

@@ -66,8 +66,9 @@ FF_INLINE void add_scaled(double *restrict x, double factor, const double *restr
         x[j] += factor * y[j];
 }
 
-/* Return an approximation of the largest eigenvalue of M (d, d) by the Lanczos method: that of the
- * tridiagonal matrix T, which is never above it except for rounding. scratch: 3 d doubles. */
+/* Return an approximation of the largest eigenvalue of M (d, d): the largest eigenvalue of the
+ * tridiagonal matrix T of the Lanczos method, which is never above that of M except for rounding.
+ * scratch: 3 d doubles. */
 static double largest_eigenvalue(const double *restrict m, int64_t d, double *restrict scratch)
 {
     double diagonal[STEPS], off_diagonal[STEPS], high = 0.0;

@@ -11,7 +11,8 @@
 
 /* Up to this many candidates, score one by one: it is faster than a panel. */
 #define SINGLE_MAX 16
-/* The largest number of actions that get bounds by R one by one; beyond it all actions do. */
+/* The largest number of actions that get bounds by R one by one. If more need them, all actions get
+ * bounds by R. */
 #define MOST_REFINED(actions) (2 * GATHERED + (actions) / 3)
 /* Number of times that GATHERED further actions with the largest upper bounds get bounds by R. */
 #define REFINEMENTS 2
@@ -120,7 +121,7 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
 /* Return the action with the largest score among the n listed ones, scored one by one with error
  * bounds. Returns -1 if n exceeds SINGLE_MAX or if the intervals of the best two overlap. first: an
  * action whose score is in `best` already. */
-int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
+int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict indices, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch)
 {
     const int64_t d = q->d;
@@ -129,15 +130,15 @@ int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, i
     int64_t chosen = first;
     double others = -INFINITY;
     for (int64_t i = 0; i < n; i++) {
-        if (which[i] == first)
+        if (indices[i] == first)
             continue;
-        const ff_interval interval = interval_of_action(q, which[i], scratch, scratch + d);
+        const ff_interval interval = interval_of_action(q, indices[i], scratch, scratch + d);
         const int is_better = interval.score > best.score;
         const ff_interval lower = is_better ? best : interval;
         others = lower.score + lower.error > others ? lower.score + lower.error : others;
         if (is_better) {
             best = interval;
-            chosen = which[i];
+            chosen = indices[i];
         }
     }
     return best.score - best.error > others ? chosen : -1;
@@ -201,18 +202,18 @@ FF_INLINE const action_norms *lengths_of(const ff_score_bounds *b)
     return (const action_norms *)b->view.quantised;
 }
 
-/* List the actions whose upper bound is not below lower_bound into b->which. Returns their
+/* List the actions whose upper bound is not below lower_bound into b->indices. Returns their
  * number. */
 FF_INLINE int64_t not_below(const ff_score_bounds *b, float lower_bound)
 {
-    return ff_not_below(b->upper, lower_bound, b->count, b->which);
+    return ff_not_below(b->upper, lower_bound, b->count, b->indices);
 }
 
-/* Compute bounds by R for those of the n actions in b->which that have only cheap bounds; see
+/* Compute bounds by R for those of the n actions in b->indices that have only cheap bounds; see
  * ff_bound_missing. */
 FF_INLINE int64_t bound_missing(const ff_score_bounds *b, int64_t n, int64_t limit)
 {
-    return ff_bound_missing(b->bounds, &b->view, b->which, n, limit, b->d, b->scratch, b->bound);
+    return ff_bound_missing(b->bounds, &b->view, b->indices, n, limit, b->d, b->scratch, b->bound);
 }
 
 /* Compute bounds by R for the actions with the largest upper bounds. Returns their number; see
@@ -260,7 +261,8 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
 {
     for (int pass = 0; pass < 2; pass++) {
         /* Only actions bounded by R have a lower bound on their score. If the most promising action
-         * is not among them after REFINEMENTS further lots, the cheap bounds are too loose here. */
+         * is not among them after REFINEMENTS calls of bound_largest, the cheap bounds are too
+         * loose here. */
         for (int i = 0; !by_factor(b, *best) && i < REFINEMENTS; i++) {
             bound_largest(b);
             update_upper(b);
@@ -273,7 +275,7 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
                               theta, beta, gamma, b->moved, b->grown, b->d);
         const int64_t n = not_below(b, lower_bound);
         if (b->stage != CHEAP || n <= 1 || pass)
-            return n == 1 && b->which[0] == *best;
+            return n == 1 && b->indices[0] == *best;
         const int64_t limit = MOST_REFINED(b->count);
         if (bound_missing(b, n, limit) > limit)
             return 0;

@@ -16,10 +16,10 @@
  * these are many, all actions get bounds by R, which is the second stage. */
 enum { CHEAP = 0, BY_FACTOR = 1, STAGES = 2 };
 
-/* An interval around a score: score +- error contains the score that ff_best_of computes. Here
- * z = W x (of x, or of x after clipping) and W'z are summed in a different order. So the terms of
- * the two scores differ by less than (d + 8) u times the largest possible products and roots, and
- * the scores by less than twice that. */
+/* An interval around a score: score +- error contains the score that ff_best_of computes. The two
+ * scores sum z = W x (of x, or of x after clipping) and W'z in different orders. So their terms
+ * differ by less than (d + 8) u times the largest possible products and roots, and the scores
+ * differ by less than twice that. */
 typedef struct {
     double score, error;
 } ff_interval;
@@ -44,7 +44,7 @@ typedef struct {
     double moved, grown;         /* change of V since the bounds were computed, see ff_bonus_silo */
     ff_actions view;             /* the actions, also in 16 bits */
     int64_t count, d, stage;     /* number of actions; d; CHEAP or BY_FACTOR */
-    int64_t *which;              /* (count): actions that may be the best */
+    int64_t *indices;            /* (count): actions that may be the best */
     float *upper, *mean, *bound; /* upper bounds on scores and on means; bounds on ||R x|| */
     float top;                   /* the largest entry of `upper` */
     int16_t *row;                /* theta in 16 bits */
@@ -72,10 +72,10 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
 double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
                            double beta, double gamma, double times);
 
-/* List the actions whose upper bounds are not below the score of *best into b->which. The features
- * of *best are then in q->x. In the cheap stage, these actions get bounds by R one by one; if they
- * are many, all actions do (the stage becomes BY_FACTOR). *best receives the action that is the
- * most promising after that. Returns the number of actions. */
+/* List the actions whose upper bounds are not below the score of *best into b->indices. The
+ * features of *best are then in q->x. In the cheap stage, these actions get bounds by R one by one;
+ * if they are many, all actions do (the stage becomes BY_FACTOR). *best receives the action that is
+ * the most promising after that. Returns the number of actions. */
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best);
 
 /* List the actions whose upper bounds are not below a score. Returns their number. */
@@ -89,10 +89,10 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,
                          double grown);
 
-/* Return the action with the largest score among the n actions in `which`, given the score of
+/* Return the action with the largest score among the n actions in `indices`, given the score of
  * action `first`; -1 if they are too many for single scores, or if rounding leaves doubt. scratch:
  * 2 d doubles. */
-int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict which, int64_t n,
+int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict indices, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch);
 #endif
 

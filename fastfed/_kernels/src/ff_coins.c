@@ -93,7 +93,7 @@ typedef uint16_t counts_of_rounds;
 
 /* Decide 32 coins, or those of every lane of a vector, by one plane: U is below c if their first
  * different bit is 1 in c. random: the bits of U; bits: those of c; later: the coins that later
- * planes may set to 1. Sets coins in `ones`, and leaves those in `open` that stay open. */
+ * planes may set to 1. Sets bits of `ones`, and clears the bits of decided coins in `open`. */
 #define DECIDE(ones, open, random, bits, later)                                                    \
     ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
 
@@ -263,13 +263,14 @@ FF_INLINE words_of_rounds bits_from(const block_words words, int64_t from, int i
 static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 {
     for (int64_t digits = 1; silos > 1; digits++) {
-        const int64_t half = (silos + 1) / 2, by = half * d;
-        for (int64_t w = 0; 32 * w < by; w++) {
-            const uint32_t within = bits_of_word(0, silos * d - by, w);
+        const int64_t half = (silos + 1) / 2, half_bits = half * d;
+        for (int64_t w = 0; 32 * w < half_bits; w++) {
+            const uint32_t within = bits_of_word(0, silos * d - half_bits, w);
             for (int i = 0; i < PARTS; i++) {
                 words_of_rounds carry = {0};
                 for (int64_t p = 0; within && p < digits; p++) {
-                    const words_of_rounds other = bits_from(digit[p], by + 32 * w, i) & within;
+                    const words_of_rounds other =
+                        bits_from(digit[p], half_bits + 32 * w, i) & within;
                     ADD_BITS(words_of_rounds, digit[p][w][i], other, carry);
                 }
                 digit[digits][w][i] = carry;
@@ -280,9 +281,8 @@ static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 }
 
 /* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
- * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has room for
- * DIGITS digits, of which as many are written as the number `silos` has. Other bits are not
- * specified. */
+ * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has space for
+ * DIGITS digits; the result has digits_of(silos) digits. Other bits are not specified. */
 static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
                         block_words *restrict digit)
 {

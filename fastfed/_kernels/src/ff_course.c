@@ -25,9 +25,9 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
         memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
 }
 
-/* Write the losses of rounds at + 1, .., at + ROUNDS to g->in: drawn in the first n rounds up to
- * round l->last, and 0 afterwards. The losses of the planned expert, if there is one, are computed.
- * s: the stream of the coins. */
+/* Write the losses of rounds at + 1, .., at + ROUNDS to g->in. The losses of the first n rounds are
+ * drawn, up to round l->last; later losses are 0. Those of the planned expert, if there is one, are
+ * computed. s: the stream of the coins. */
 static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
 {
     const ff_losses *l = c->losses;
@@ -71,7 +71,7 @@ static void find_before(round_losses *g, int64_t d)
         uint64_t sum = 0;
         for (int i = 0; i < ROUNDS; i += 4) {
             const uint64_t parts = four(g->in[k] + i), up_to = parts * ONES;
-            /* Up to each entry, less that entry, plus the sum of all earlier fours. */
+            /* The sums up to each entry, less the entry, plus the sum of all earlier fours. */
             const uint64_t before = up_to - parts + sum * ONES;
             memcpy(g->before[k] + i, &before, sizeof before);
             sum += up_to >> 48;
@@ -160,7 +160,7 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
 {
     const int64_t d = c->losses->experts;
     int16_t leader[ROUNDS] FF_ALIGNED, least[ROUNDS] FF_ALIGNED;
-    double e[FF_COLUMNS][ROUNDS] FF_ALIGNED, whole[ROUNDS] FF_ALIGNED;
+    double e[FF_COLUMNS][ROUNDS] FF_ALIGNED, sums[ROUNDS] FF_ALIGNED;
     find_leaders(c, g, best, leader, least);
     for (int64_t k = 0; k < d; k++) {
         const double *restrict from = c->table + (c->lost[k] - c->lost[best]);
@@ -170,14 +170,14 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
             FF_ONE_BY_ONE;
         }
     }
-    pairwise_columns(e, d, whole);
+    pairwise_columns(e, d, sums);
     for (int64_t k = 0; k < d; k++)
         for (int l = 0; l < ROUNDS; l++)
-            e[k][l] = (double)g->in[k][l] * (e[k][l] / whole[l]);
+            e[k][l] = (double)g->in[k][l] * (e[k][l] / sums[l]);
     pairwise_columns(e, d, loss);
     /* If the leader's weight is 1, the loss is exactly the leader's loss. */
     for (int l = 0; l < ROUNDS; l++)
-        if (whole[l] == 1.0)
+        if (sums[l] == 1.0)
             loss[l] = (double)g->in[leader[l]][l];
 }
 
@@ -253,7 +253,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
     while (at < to) {
         int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
         const int64_t skips = at == from && !asks;
-        int64_t expert = s->expert; /* in all n rounds; -1 if it changes or there are weights */
+        int64_t expert = s->expert; /* the expert of all n rounds; -1: it changes, or weights */
         double loss[ROUNDS] FF_ALIGNED;
         draw(c, &coin, at, n, &g);
         find_totals(&g, d);

@@ -317,8 +317,8 @@ static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
 }
 
 /* Synchronise after `round`: all silos report, the server combines the messages, and all silos
- * adopt the new estimate. If silos have their own clocks, only those of the exchange report and
- * adopt it. reported: 1 if the silos have already reported. Returns a status. */
+ * adopt the new estimate. If silos have their own clocks, only the silos of the exchange report and
+ * adopt the estimate. reported: 1 if the silos have already reported. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;

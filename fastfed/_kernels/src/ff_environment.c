@@ -60,7 +60,7 @@ static extent extent_of(const double *restrict mean, int64_t k)
 }
 
 /* Return the exact largest mean, for approximate means in `actions`: the actions that may be the
- * best are evaluated exactly. If there is one, the sum of indices is its index. */
+ * best are evaluated exactly. If only one may be the best, the sum of indices is its index. */
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
@@ -360,8 +360,8 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     for (int64_t a = 0; a < k; a++)
         p.target[a] = (float)mean[a];
     /* Three passes as for the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) up to rounding
-     * error of at most (3 d + 32) 2^-24, which may make it exceed 1. Actions within five times that
-     * error of 1 are checked. */
+     * error of at most (3 d + 32) 2^-24, which may make it exceed 1. If any |x|^2 is within about
+     * five times that error of 1, all actions are checked. */
     const float margin = (float)(d + 8) * 9.5367432e-7f;
     FOR_VECTORS(p.stride, gap_sums, gap, &p)
     for (int64_t a = 0; a < p.stride; a++) {
@@ -395,8 +395,8 @@ double ff_gap_mean(const void *state, int64_t silo, const void *x, int64_t a)
 #define HARD_FIRST 5463142506141194LL
 
 /* Draw the two actions of the hard instance. Action 0 has z ~ N(0, I_2), truncated to the unit
- * disc, in one of d/2 blocks; action 1 is zero. Returns 2. z is made by Box-Muller with its first
- * uniform restricted to [exp(-1/2), 1], which is the truncation. Feature-major. */
+ * disc, in one of d/2 blocks; action 1 is zero. Returns 2. z is drawn by Box-Muller. Its first
+ * uniform is restricted to [exp(-1/2), 1], which truncates z to the disc. x is feature-major. */
 int64_t ff_hard_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo, int64_t round,
                      void *restrict buffer, double *restrict mean)
 {

@@ -111,8 +111,8 @@ void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, dou
         exponents[j] = rate * (unit * (double)(first + j) / silos);
 }
 
-/* Compute the exponents of Hedge after each exchange: rate times each expert's loss, less that of
- * the best expert. */
+/* Compute the exponents of Hedge after each exchange: rate times the mean loss for each client of
+ * every expert, less that of the best expert. */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
@@ -228,17 +228,17 @@ static double inner(const double *restrict open, const double *restrict x, int64
     }
     if (!is_vertex)
         return ff_pairwise(products, d);
-    int64_t best = 0;
-    while (x[best] != 1.0)
-        best++;
-    return open[best];
+    int64_t vertex = 0;
+    while (x[vertex] != 1.0)
+        vertex++;
+    return open[vertex];
 }
 
 /* The arguments of ff_regret_add that describe the segments. */
 typedef struct {
     const int64_t *sums, *edges;
     const uint8_t *settles;
-    const int64_t *which;
+    const int64_t *decisions;
     const double *weights;
     double unit;
     int64_t n, d;
@@ -258,7 +258,7 @@ static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
     int64_t run = 0;
     const int64_t most = g->n - i < TOGETHER ? g->n - i : TOGETHER;
     while (run < most) {
-        if (g->weights && g->which[i + run] != g->which[i] + run)
+        if (g->weights && g->decisions[i + run] != g->decisions[i] + run)
             return run;
         if (reaches(r, g, i + run))
             return run + 1;
@@ -270,8 +270,8 @@ static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
 }
 
 /* Add segments i..i + run - 1: the losses of all experts to r->counts (d), in units, and the losses
- * of the decisions to r->lost. g->which[i] is the expert of segment i or, with weights, the row of
- * its weights; the rows of a run are consecutive. */
+ * of the decisions to r->lost. g->decisions[i] is the expert of segment i or, with weights, the row
+ * of its weights; the rows of a run are consecutive. */
 static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t run)
 {
     const int64_t d = g->d, *rows = g->sums + i * d;
@@ -279,10 +279,10 @@ static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t r
         add_sums(rows + s * d, d, r->counts);
     if (!g->weights) {
         for (int64_t s = 0; s < run; s++)
-            r->lost += g->unit * (double)rows[s * d + g->which[i + s]];
+            r->lost += g->unit * (double)rows[s * d + g->decisions[i + s]];
         return;
     }
-    const double *restrict x = g->weights + g->which[i] * d;
+    const double *restrict x = g->weights + g->decisions[i] * d;
     double *restrict products = r->products;
     int64_t any_one = 0;
     for (int64_t k = 0; k < run * d; k++) {
@@ -307,13 +307,13 @@ static void add_counts(ff_regret *r, double unit, int64_t d)
     memset(r->counts, 0, (size_t)d * sizeof *r->counts);
 }
 
-/* Add the losses of n segments to the regret: the losses of the decisions, minus at each checkpoint
- * the losses of the best expert so far. */
+/* Add the losses of n segments. At each checkpoint, store the regret: the loss of the decisions
+ * minus the loss of the best expert so far. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
-                   const uint8_t *settles, const int64_t *which, const double *weights,
+                   const uint8_t *settles, const int64_t *decisions, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
 {
-    const ff_segments segments = {sums, edges, settles, which, weights, unit, n, d};
+    const ff_segments segments = {sums, edges, settles, decisions, weights, unit, n, d};
     double *restrict total = r->total, *restrict open = r->open;
     memset(r->counts, 0, (size_t)d * sizeof *r->counts);
     for (int64_t i = 0, done = 1; i < n; i += done) {
@@ -333,7 +333,8 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
                 r->lost +=
-                    weights ? inner(open, weights + which[i] * d, d, r->products) : open[which[i]];
+                    weights ? inner(open, weights + decisions[i] * d, d, r->products)
+                            : open[decisions[i]];
             for (int64_t k = 0; !gaps && k < d; k++) {
                 total[k] += open[k];
                 open[k] = 0.0;

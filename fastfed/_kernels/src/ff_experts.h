@@ -23,12 +23,12 @@
 double ff_pairwise(const double *a, int64_t n);
 
 /* Follow the leader. chosen[i] receives the expert of segment i. *expert: the expert before the
- * first segment, and on return of the last one. Returns the number of changes. */
+ * first segment, and on return the expert of the last segment. Returns the number of changes. */
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen);
 
-/* Compute the exponents of Hedge after each exchange: rate times the loss of every expert for each
- * client, less the loss of the best expert. rows: (exchanges, d). */
+/* Compute the exponents of Hedge after each exchange: rate times the mean loss for each client of
+ * every expert, less that of the best expert. rows: (exchanges, d). */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows);
 
@@ -85,12 +85,12 @@ typedef struct {
     double *regret;             /* (count): group regret at each checkpoint */
 } ff_regret;
 
-/* Add segments edges[i] + 1 .. edges[i + 1], in which the decision was which[i]: an expert, or a
- * row of `weights` (., d) if that is not NULL. Rounds are settled (their losses are added to the
- * sums) if settles[i] is 1, and at checkpoints. gaps: if not NULL, gaps[i] is the expected loss of
- * decision i for each client and round, less that of the best; sums are then not read. */
+/* Add segments edges[i] + 1 .. edges[i + 1], with decision decisions[i]: an expert, or a row of
+ * `weights` (., d) if that is not NULL. Rounds are settled (their losses are added to the sums) if
+ * settles[i] is 1, and at checkpoints. gaps: if not NULL, gaps[i] is the expected loss of decision
+ * i for each client and round, less that of the best; sums are then not read. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
-                   const uint8_t *settles, const int64_t *which, const double *weights,
+                   const uint8_t *settles, const int64_t *decisions, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d);
 
 /* A leaf of the trees of a phase; see frank_wolfe.py. */

@@ -70,7 +70,8 @@ static int64_t size_of(int64_t n, int64_t d)
 /* Return the number of doubles in a model of at most `actions` actions. */
 int64_t ff_fixed_size(int64_t actions, int64_t d)
 {
-    /* A model by pairs may be larger than a model of more actions, which is not by pairs. */
+    /* A model that stores products of pairs of actions may be larger than a model of more actions
+     * that does not. */
     const int64_t pairs = actions < pairs_up_to(d) ? actions : pairs_up_to(d);
     const int64_t of_pairs = size_of(pairs, d), of_all = size_of(actions, d);
     return padded(of_pairs > of_all ? of_pairs : of_all);
@@ -236,16 +237,16 @@ FF_INLINE void multiply_columns(const float *x, int64_t stride, const double *v,
 }
 
 /* Compute <x_b, v> of actions b = from..np - 1 into out (np); 0 past K. `from` is a multiple of
- * LANES. rest (d, LANES): the features of the last K modulo LANES actions, then zeros. */
+ * LANES. last_actions (d, LANES): the features of the last K modulo LANES actions, then zeros. */
 static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t from,
-                             const float *rest, double *out)
+                             const float *last_actions, double *out)
 {
     const float *x = (const float *)actions->x + from;
     const int64_t whole = actions->actions / LANES * LANES;
     if (from < whole)
         BY_TILES(whole - from, multiply_columns, x, actions->feature_stride, v, d, out + from);
     if (whole < actions->actions)
-        multiply_columns(rest, LANES, v, d, out + whole, 0, VECTORS);
+        multiply_columns(last_actions, LANES, v, d, out + whole, 0, VECTORS);
 }
 
 /* Compute the model of all actions from W (d, d) and theta (d). bound: features are clipped to this
@@ -261,7 +262,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
     const parts m = cut(model);
     const double multiple = ff_multiple_of_identity(w, d);
     double *z = scratch, *u = scratch + d, *x = scratch + 2 * d;
-    float *rest = (float *)(scratch + 3 * d);
+    float *last_actions = (float *)(scratch + 3 * d);
     for (int64_t a = 0; a < m.np; a++) {
         m.mean[a] = -INFINITY;
         m.width[a] = m.second[a] = m.weight[a] = m.clipped[a] = 0.0;
@@ -279,7 +280,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
     const int64_t whole = m.n / LANES * LANES;
     for (int64_t j = 0; j < d; j++)
         for (int64_t a = whole; a < whole + LANES; a++)
-            rest[j * LANES + a - whole] =
+            last_actions[j * LANES + a - whole] =
                 a < m.n ? ((const float *)actions->x)[j * actions->feature_stride + a] : 0.0f;
     for (int64_t a = 0; a < m.n; a++) {
         ff_features(actions, a, d, x);
@@ -288,7 +289,7 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         m.mean[a] = ff_dot(x, theta, d);
         m.width[a] = ff_dot(z, z, d);
         m.second[a] = ff_dot(u, u, d);
-        /* As ff_clip_norm. */
+        /* The factor by which ff_clip_norm scales x. */
         m.factor[a] = square <= bound * bound ? 1.0 : bound / sqrt(square);
         for (int64_t j = 0; j < d && !m.by_pairs; j++)
             m.rows[j * m.np + a] = (float)x[j];
@@ -296,10 +297,10 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
         if (!m.by_pairs)
             continue;
         /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
-        multiply_actions(actions, u, d, a - a % LANES, rest, m.g + a * m.np);
+        multiply_actions(actions, u, d, a - a % LANES, last_actions, m.g + a * m.np);
         if (multiple == 0.0) {
             whiten(w, multiple, u, d, z, x);
-            multiply_actions(actions, x, d, a - a % LANES, rest, m.h + a * m.np);
+            multiply_actions(actions, x, d, a - a % LANES, last_actions, m.h + a * m.np);
         }
         for (int64_t b = a - a % LANES; b < m.np && multiple != 0.0; b++)
             m.h[a * m.np + b] = multiple * multiple * m.g[a * m.np + b];
@@ -391,8 +392,9 @@ FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
     return first_reaching(values, limit, m->np);
 }
 
-/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h): whose
- * mean plus `factor` bonuses is at least the limit or the largest score. */
+/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h). An
+ * action passes if its mean plus `factor` times its bonus is at least the limit or the largest
+ * score. */
 static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
 {
     const double factor = 2.0 * sieve->slack - 1.0;
@@ -457,16 +459,17 @@ FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const i
             h[r][v] = with_h ? LOAD(m->h + (k + r) * np + j + v * WIDTH) : all(0.0);
         }
     /* The addresses of z; those of u are at a constant distance. */
-    const double *by = m->queue_z + k, *of = m->queue_z + j, *const end = by + queued * np;
+    const double *row_z = m->queue_z + k, *column_z = m->queue_z + j;
+    const double *const end = row_z + queued * np;
     const int64_t to_u = m->queue_u - m->queue_z;
-    for (; by < end; by += np, of += np) {
+    for (; row_z < end; row_z += np, column_z += np) {
         loose zs[VECTORS], us[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
-            zs[v] = LOAD(of + v * WIDTH);
-            us[v] = LOAD(of + to_u + v * WIDTH);
+            zs[v] = LOAD(column_z + v * WIDTH);
+            us[v] = LOAD(column_z + to_u + v * WIDTH);
         }
         for (int r = 0; r < rows; r++) {
-            const loose by_z = all(by[r]), by_u = all(by[to_u + r]);
+            const loose by_z = all(row_z[r]), by_u = all(row_z[to_u + r]);
             for (int v = 0; v < VECTORS; v++) {
                 g[r][v] = with_g ? fused_less(by_z, zs[v], g[r][v]) : g[r][v];
                 h[r][v] = with_h ? fused_less(by_z, us[v], h[r][v]) : h[r][v];

@@ -695,7 +695,7 @@ static void symmetric_product(const double *restrict x, int64_t row_step, int64_
             for (int r = 0; r < TILE; r++)
                 memcpy(out + (i + r) * n + first, sum[r], sizeof sum[r]);
         }
-    /* The first tiles have all columns of their rows. */
+    /* Copy the lower triangle to the upper one. The first PANEL rows and columns are complete. */
     for (int64_t i = PANEL; i < n; i++)
         for (int64_t j = 0; j < i; j++)
             out[j * n + i] = out[i * n + j];

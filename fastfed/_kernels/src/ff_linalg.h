@@ -29,7 +29,8 @@ int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restric
 #define FF_SHIFTS 8
 
 /* Return a number whose bit n is 1 if V + shifts[n] I is positive definite, for FF_SHIFTS shifts. V
- * is packed, and d is at most FF_SHIFTED_D. ff_factor_diagonal finds the same for each shift. */
+ * is packed, and d is at most FF_SHIFTED_D. The results equal those of ff_factor_diagonal for each
+ * shift. */
 int ff_definite_shifts(const double *restrict packed, const double *restrict shifts, int64_t d);
 
 /* Compute theta = V^{-1} u = W'(W u). scratch: d doubles. */
@@ -40,8 +41,9 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
 double ff_log_det(const double *w, int64_t d);
 
 /* Update W for V <- V + x x' and, if theta is not NULL, theta <- V^{-1}(u + x y): one recursive
- * least-squares step on the factor. scratch: 4 d doubles; the second d receive V^{-1} x of the old
- * V. Returns 1 + ||x||^2_{V^-1} for the old V, the ratio of the new determinant to the old one. */
+ * least-squares step on the factor. scratch: 4 d doubles; the second d of them receive V^{-1} x of
+ * the old V. Returns 1 + ||x||^2_{V^-1} for the old V, the ratio of the new determinant to the old
+ * one. */
 double ff_observe(double *restrict w, double *restrict theta, const double *restrict x, double y,
                   int64_t d, double *restrict scratch);
 

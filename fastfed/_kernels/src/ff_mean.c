@@ -10,8 +10,8 @@
 #define RANK 1e-10
 
 /* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0. Rotate rows p
- * and q of Q (`rows`, (d, d)) too; the rows of Q become eigenvectors. t is the tangent of the
- * angle, the smaller root. */
+ * and q of Q (`rows`, (d, d)) too; the rows of Q become eigenvectors. t, the tangent of the angle,
+ * is the smaller root of t^2 + 2 tau t = 1. */
 static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
     const double off_diagonal = a[p * d + q];

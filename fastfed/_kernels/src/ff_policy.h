@@ -16,8 +16,8 @@ FF_INLINE int ff_policy_updates_inverse(int64_t round)
     return round >= 16 && (round & (round - 1)) == 0 && (round & 0x5555555555555555);
 }
 
-/* Return the bound on the eigenvalues of V^{-1} that is used in a round. Before round 16 it is 1 /
- * anchor, because V is at least anchor I. */
+/* Return the bound on the eigenvalues of V^{-1} that is used in a round. It is 1 / anchor before
+ * round 16 and if no other bound is known, because V is at least anchor I. */
 FF_INLINE double ff_policy_inverse(const ff_curve *c, int64_t silo, int64_t round)
 {
     return round < 16 || c->inverses[silo] == INFINITY ? 1.0 / c->radius.anchor : c->inverses[silo];
@@ -47,8 +47,8 @@ FF_INLINE double ff_policy_bit(const ff_curve *c, double y, const uint32_t *rand
     return c->bit_values[bit ^ (flip < c->flips)];
 }
 
-/* Return where a silo's last choice is remembered, or NULL if it is not. It is remembered if the
- * policy is lazy and the environment offers the same rows again. */
+/* Return the address of a silo's last choice, or NULL if choices are not stored. They are stored if
+ * the policy is lazy and the environment offers the same rows repeatedly. */
 FF_INLINE ff_choice *ff_policy_memory(const ff_run *run, const ff_curve *c, int64_t silo)
 {
     return c->lazy && run->environment->borrow ? c->choice + silo : NULL;

@@ -61,7 +61,7 @@ static processor detect(void)
 
 /* Return the highest level that this processor and its operating system support. */
 int ff_processor_level(void) { return detect().level; }
-/* Return 1 if they support AVX-512 VNNI. */
+/* Return 1 if processor and operating system support AVX-512 VNNI. */
 int ff_processor_vnni(void) { return detect().vnni; }
 
 #else

@@ -11,14 +11,16 @@ enum { FF_LEVEL_BASE, FF_LEVEL_V3, FF_LEVEL_V4, FF_LEVEL_COUNT };
  * x86-64. */
 int ff_processor_level(void);
 
-/* Return 1 if they support AVX-512 VNNI. */
+/* Return 1 if processor and operating system support AVX-512 VNNI. */
 int ff_processor_vnni(void);
 
 /* Choose the highest level up to `highest` that this processor supports, for all later calls.
- * Returns it; -1 if this build has only one level. Before the first call the base level runs. */
+ * Returns the chosen level; -1 if this build has only one level. Before the first call the base
+ * level runs. */
 int ff_levels_choose(int highest);
 
-/* Return the chosen level; FF_LEVEL_V4 if there is only one, because nothing was held back. */
+/* Return the chosen level; FF_LEVEL_V4 if this build has only one level, because none is
+ * excluded. */
 int ff_levels_chosen(void);
 
 #endif

@@ -60,7 +60,7 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
-/* Number of prefixes (a lot) to which the contributions of all earlier draws are summed in one
+/* Number of prefixes (a lot) for which the contributions of all earlier draws are summed in one
  * pass. */
 #define LOT 8
 
@@ -274,10 +274,10 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         for (int64_t i = 1; i < run->silos; i++)
             ff_add(sum, c->messages + c->order[i] * s, s);
     }
-    /* From the sum of bits to real units. */
+    /* Convert the sum of bits to real units. */
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
-    /* From the number of ones of each arm, and its number of users, to the sum of the bits' values.
+    /* Convert the number of ones of each arm to the sum of the values of its users' bits.
      */
     const double zero = c->count_values[0], one = c->count_values[1];
     for (int64_t a = 0; one > zero && a < d; a++)

@@ -60,7 +60,7 @@ uint64_t ff_key(const ff_stream *s);
 int64_t ff_normal_capacity_f32(int64_t n);
 int64_t ff_normal_capacity_f64(int64_t n);
 
-/* Draw n standard normals. `out` has room for the capacity above; its first n entries are the
+/* Draw n standard normals. `out` has space for the capacity above; its first n entries are the
  * result. */
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out);
 void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out);
@@ -88,10 +88,11 @@ void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restric
  * that error: words below 2^44 or above 2^64 - 2^44 - 1. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out);
 
-/* The same for n Laplace draws: one bit for the sign, and the first 63 bits of a uniform. */
+/* Do the same for n Laplace draws. A word holds one bit for the sign, and the first 63 bits of a
+ * uniform. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out);
 
-/* Draw n uniform integers of 32 bits, with the generators of contexts. `out` has room for the
+/* Draw n uniform integers of 32 bits, with the generators of contexts. `out` has space for the
  * capacity. */
 int64_t ff_random_u32_capacity(int64_t n);
 void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out);
@@ -110,8 +111,8 @@ void ff_philox_indices(const ff_stream *s, uint32_t block,
 /* Return a uniform number in (0, 1) with 53 bits, from block number `block`. */
 double ff_uniform(const ff_stream *s, uint32_t block);
 
-/* Write the first such number of the FF_PHILOX_LANES streams with indices s->index, s->index + 1,
- * ... */
+/* Write ff_uniform of block 0 of each of the FF_PHILOX_LANES streams with indices s->index,
+ * s->index + 1, ... */
 void ff_uniforms(const ff_stream *s, double out[FF_PHILOX_LANES]);
 
 /* Return the uniform number in (0, 1) with 53 bits that two words give. */
@@ -123,11 +124,11 @@ int64_t ff_uniform_int(const ff_stream *s, int64_t n);
 /* Return one standard normal. */
 double ff_normal(const ff_stream *s);
 
-/* Return ln x for finite x > 0. The last bit of libm's log depends on the processor; this one's
- * does not. */
+/* Return ln x for finite x > 0. The last bit of libm's log depends on the processor; the last bit
+ * of ff_log does not. */
 double ff_log(double x);
 
-/* The same for n numbers, with the same bits. */
+/* Compute ln x of n numbers, with the bits of ff_log. */
 void ff_logs(const double *restrict x, int64_t n, double *restrict out);
 
 /* Write a uniformly random permutation of 0..n-1 (Fisher-Yates) to out. */

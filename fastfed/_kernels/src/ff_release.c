@@ -6,8 +6,8 @@
 #include "ff_random.h"
 
 /* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the sum of the
- * estimates of its two children. estimate (s) holds that of one child and receives that of the
- * node; sibling (s) is that of the other child. */
+ * estimates of its two children. estimate (s) holds the estimate of one child and receives that of
+ * the node; sibling (s) is the estimate of the other child. */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
@@ -22,7 +22,7 @@ void ff_honaker(double *restrict estimate, const double *restrict node,
 int64_t ff_honaker_number(int64_t k)
 {
     int64_t bits = 0;
-    for (int64_t rest = k - 1; rest; rest &= rest - 1)
+    for (int64_t remaining = k - 1; remaining; remaining &= remaining - 1)
         bits++;
     return 2 * (k - 1) - bits + 1;
 }

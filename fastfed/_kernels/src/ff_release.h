@@ -10,8 +10,8 @@
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s);
 
-/* Return the number of the level-0 node that Honaker's tree releases at k; the node of level j has
- * number j higher. */
+/* Return the number of the level-0 node that Honaker's tree releases at k; the number of the node
+ * of level j is higher by j. */
 int64_t ff_honaker_number(int64_t k);
 
 /* Return how many draws the published code of chowdhury-zhou-2022 adds up in prefix k; 0 for

@@ -106,7 +106,7 @@ typedef struct {
     double radius_count;         /* rows that one round adds to V: M, or 1 if each silo learns
                                   * alone */
     int64_t last_entry;          /* last index of the arrays below that are indexed by release;
-                                  * it holds for all later ones */
+                                  * its entries hold for all later releases */
     const double *regularizer;   /* (last_entry + 1): lambda after k releases */
     const double *radius_offset; /* (last_entry + 1): offset of the radius after k releases */
     const double *radius_lambda; /* (last_entry + 1): lambda in the logarithm of the radius */
@@ -136,8 +136,8 @@ typedef struct {
     const int64_t *bit_levels, *noise_bits; /* (., 2): steps g of bias and covariance entries;
                                              * (.): noise bits b for each data point */
     const double *unit; /* (., s): value of a 1 in the sum of the messages */
-    /* Local rounds: nothing of them enters a batch. All rounds after share_until are local. Before
-     * it a rule or a secret coin decides. */
+    /* Local rounds: nothing of them enters a batch. All rounds after share_until are local. Up to
+     * share_until, a rule or a secret coin decides. */
     int64_t share_until;       /* the last shared round; 0: all rounds are shared */
     const uint8_t *share_rule; /* (share_until): 1 if the round is shared; NULL: all are, or
                                 * coins decide */
@@ -266,7 +266,7 @@ typedef struct {
     void *x; /* the actions of the round, ff_fill_capacity() doubles */
     /* mean (K actions), score (score_scratch), feature (d: the chosen action's), observe (5 d),
      * normals (ff_noise_capacity(d)), packed (ff_packed(d) + 2 d), trigger (ff_trigger_scratch(d)),
-     * point (s), bound (d^2 and that of ff_inverse_norm), belief (belief_scratch) */
+     * point (s), bound (d^2 and the scratch of ff_inverse_norm), belief (belief_scratch) */
     double *mean, *score, *feature, *observe, *normals, *packed, *trigger, *point, *bound, *belief;
     double *pending;   /* (curve_count, PENDING, d + 1) */
     ff_whitened known; /* x and W x of the chosen action if the bonus cache computed them; in

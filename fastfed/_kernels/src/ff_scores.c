@@ -59,14 +59,14 @@ static void pack(const ff_actions *actions, int64_t first, int64_t d, double *re
     }
 }
 
-/* Copy the n actions listed in `which` into a panel (d, PANEL); further columns are zero. */
-FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+/* Copy the n actions listed in `indices` into a panel (d, PANEL); further columns are zero. */
+FF_INLINE void gather(const ff_actions *actions, const int64_t *restrict indices, int64_t n,
                       int64_t d, double *restrict panel)
 {
     const int64_t as = actions->action_stride, fs = actions->feature_stride;
     memset(panel, 0, (size_t)(PANEL * d) * sizeof(double));
     for (int64_t a = 0; a < n; a++) {
-        const int64_t offset = which[a] * as;
+        const int64_t offset = indices[a] * as;
         if (actions->is_double)
             for (int64_t j = 0; j < d; j++)
                 panel[j * PANEL + a] = ((const double *)actions->x)[offset + j * fs];
@@ -196,23 +196,23 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Return the action with the largest exact score among the n actions in `which`, and write its
+/* Return the action with the largest exact score among the n actions in `indices`, and write its
  * score to *score. */
-int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict indices, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
     double best = -INFINITY, panel_scores[PANEL];
-    int64_t chosen = which[0];
+    int64_t chosen = indices[0];
     for (int64_t first = 0; first < n; first += PANEL) {
         const int64_t columns = n - first < PANEL ? n - first : PANEL;
-        gather(actions, which + first, columns, d, panel);
+        gather(actions, indices + first, columns, d, panel);
         score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
         for (int64_t a = 0; a < columns; a++) {
             if (panel_scores[a] > best) {
                 best = panel_scores[a];
-                chosen = which[first + a];
+                chosen = indices[first + a];
             }
         }
     }
@@ -225,10 +225,11 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int
  *
  * The score is b ||x|| for b = beta scale + gamma scale^2. With u = 2^-53, the squared norms
  * computed here have a relative error of at most (d + 2) u, and the scores computed by ff_best_of
- * one of at most (d + 8) u: every entry of W x is one product, and each sum has at most d terms. So
- * an action whose square is below the largest by more than 32 (d + 16) u of it has a norm smaller
- * by 14 (d + 16) u, which is more than both scores' errors. Underflow changes a root by at most
- * 2^-511. In float32 the scores of all actions of norm 1 would be equal up to rounding. */
+ * have one of at most (d + 8) u: every entry of W x is one product, and each sum has at most d
+ * terms. So if the square of an action is below the largest square by more than 32 (d + 16) u times
+ * the latter, its norm is relatively smaller by 14 (d + 16) u, which is more than the errors of
+ * both scores. Underflow changes a root by at most 2^-511. In float32 the scores of all actions of
+ * norm 1 would be equal up to rounding. */
 static int64_t screen_norms(const ff_actions *actions, double scale, double beta, double gamma,
                             int64_t d, double *restrict panel, double *restrict square,
                             int64_t *restrict candidates)
@@ -289,9 +290,9 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Remove the actions with exact scores below `least` from the list `which` (n). Returns the number
- * of actions that remain. */
-static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which, int64_t n,
+/* Remove the actions with exact scores below `least` from the list `indices` (n). Returns the
+ * number of actions that remain. */
+static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict indices, int64_t n,
                              const double *restrict w, const double *restrict theta, double beta,
                              double gamma, double least, int64_t d, double *restrict scratch)
 {
@@ -299,11 +300,11 @@ static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict which,
     int64_t kept = 0;
     for (int64_t first = 0; first < n; first += PANEL) {
         const int64_t columns = n - first < PANEL ? n - first : PANEL;
-        gather(actions, which + first, columns, d, panel);
+        gather(actions, indices + first, columns, d, panel);
         score_panel(panel, w, theta, beta, gamma, d, z, panel_scores);
         for (int64_t a = 0; a < columns; a++)
             if (panel_scores[a] >= least)
-                which[kept++] = which[first + a];
+                indices[kept++] = indices[first + a];
     }
     return kept;
 }

@@ -111,9 +111,9 @@ int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
                         double other_beta, int64_t d, double *restrict scratch,
                         double *restrict x);
 
-/* Return the action with the largest score among the n >= 1 actions listed in `which` (in ascending
- * order), and write its score to *score. */
-int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict which, int64_t n,
+/* Return the action with the largest score among the n >= 1 actions listed in `indices` (in
+ * ascending order), and write its score to *score. */
+int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict indices, int64_t n,
                    const double *restrict w, const double *restrict theta, double beta,
                    double gamma, int64_t d, double *restrict scratch, double *restrict score);
 

@@ -53,7 +53,7 @@ FF_INLINE void second_panel(const float *restrict transposed, const float *restr
 typedef struct {
     const float *w, *transposed; /* [W; theta; zeros]; and [W'; zeros] if gamma is not 0 */
     float beta, gamma;           /* factors of the bonuses */
-    int has_second;              /* 1: gamma is not 0 (as a float it may be) */
+    int has_second;              /* 1: gamma is not 0 as a double; it may be 0 as a float */
     float ranking;               /* factor on the bonuses in a ranking */
 } model32;
 

@@ -107,8 +107,8 @@ FF_INLINE int64_t sum_of_lanes(masks32 v)
 }
 #endif
 
-/* List the actions whose score is not below `least`, or all actions if that is not finite. Returns
- * their number. Scores are read to the end of their last panel. */
+/* List the actions whose score is not below `least`, or all actions if `least` is not finite.
+ * Returns their number. Scores are read to the end of their last panel. */
 FF_INLINE int64_t list_survivors(const float *restrict score, float least, int64_t count,
                                  int64_t *restrict candidates)
 {

@@ -89,7 +89,7 @@ FF_INLINE void prefetch_line(const ff_actions *actions)
 /* Compute acc: ROWS rows times the first `pairs` pairs of features of a panel of `width` vectors.
  * An instruction multiplies pairs of 16-bit numbers and adds both products to 32 bits. Meanwhile
  * prefetch `pairs` cache lines from `ahead` on, one with each pair of features. Memory handles only
- * some 16 requests at a time, so all at once they would make other loads wait. */
+ * some 16 requests at a time, so prefetching all lines at once would make other loads wait. */
 FF_INLINE void product_i16(const int16_t *restrict rows, int64_t ld, int64_t pairs,
                            const i32s *restrict panel, const int width, const char *ahead,
                            i32s (*restrict acc)[PANEL_VECTORS])

@@ -6,8 +6,8 @@
 
 #include "ff_screen_f32.h"
 
-/* Bounds for screening, if every score has an error of at most `error`. Errors of rankings are not
- * larger, and those of r + factor b at most 2 slack - 1 times as large. */
+/* Bounds for screening, if every score has an error of at most `error`. The error of a ranking is
+ * at most as large, and that of r + factor b at most 2 slack - 1 times as large. */
 typedef struct {
     double factor;            /* 2 slack - 1 - ranking */
     double certain, possible; /* at least `certain`: passes; below `possible`: does not pass */

@@ -55,7 +55,7 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
 /* Number of pauses for which only the thread of a part may close it, if there is a `follow`
  * function. */
 #define PATIENCE 64
-_Static_assert(PATIENCE <= SPINS, "who leaves a part to its thread must come to close it");
+_Static_assert(PATIENCE <= SPINS, "a thread must wait PATIENCE pauses before it gives up");
 /* Number of pieces of work after which the times of several threads are compared with that of one.
  * If several are slower, one thread does the next HOLD_MIN to HOLD_MAX pieces alone. */
 #define PIECES_TO_JUDGE 8

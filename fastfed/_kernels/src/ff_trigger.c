@@ -40,9 +40,9 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
 
 /* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
-/* Return the skip bound for the rounds after this one, in which the determinant was computed.
- * growth: the growth of ln det V so far; p->v, p->w: V and W. ridge: what was added to the diagonal
- * of V. rounds: n, the number of rounds since the last synchronisation.
+/* Return the skip bound for the rounds after the present one. In the present round the determinant
+ * was computed. growth: the growth of ln det V so far; p->v, p->w: V and W. ridge: what was added
+ * to the diagonal of V. rounds: n, the number of rounds since the last synchronisation.
  *
  * Claim: over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2,
  * with V and W at the present round, because V only grows. This is exact. Rounding, with u = 2^-53,
@@ -54,9 +54,8 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
  *   the two cancelled.
  * - ln det(V + E) changes by tr(V^{-1} E) and second-order terms, so by at most 10 u (k + d + 8)
  *   size ||W||_F^2 if that is below 1/16. ||W||^2 has the same relative error.
- * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42.
- * The next determinant is computed at the latest after as many rounds again plus 64, so
- * k <= n + 64. */
+ * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42. The next determinant is
+ * computed in round 2 n + 64 at the latest, so k <= n + 64. */
 static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, int64_t d,
                                    const parts *p)
 {
