@@ -73,10 +73,10 @@ def from_table(
     return features, classes, silos, (*notes, *label_notes)
 
 
-def silo_names(table: Table, silo: str) -> list[str]:
-    """Return the name of the silo of each record, from the column ``silo``."""
-    cells = table.complete("silo", silo)
-    name_by_cell = {cell: plain_name(f"column {show(silo)}", cell) for cell in set(cells)}
+def silo_names(table: Table, silo_column: str) -> list[str]:
+    """Return the name of the silo of each record, from the column ``silo_column``."""
+    cells = table.complete("silo", silo_column)
+    name_by_cell = {cell: plain_name(f"column {show(silo_column)}", cell) for cell in set(cells)}
     return [name_by_cell[cell] for cell in cells]
 
 

@@ -595,7 +595,8 @@ def _check_mu(name: str, guarantee: Guarantee) -> None:
         return
     # With delta = 0 no finite epsilon holds for Gaussian noise.
     proven = guarantee.epsilon_at(guarantee.delta) if guarantee.delta else math.inf
-    if guarantee.epsilon < proven * (1.0 - 1e-6):  # tolerates rounding in other versions only
+    # The tolerance covers differences of rounding between versions of fastfed.
+    if guarantee.epsilon < proven * (1.0 - 1e-6):
         raise InputError(
             f"{name}.epsilon must be at least {proven:.4g}, "
             f"which its mu = {guarantee.mu:g} gives at delta {guarantee.delta:g}, got "

@@ -106,7 +106,8 @@ class Ledger:
         edges : ndarray of int, shape (n + 1,)
             Range i has the rounds edges[i] + 1 to edges[i + 1].
         settles : ndarray of uint8, shape (n,)
-            1 if a stretch ends after range i. `settle` adds the loss there, and at checkpoints.
+            1 if the loss so far is added to the regret after range i, as `settle` does. It is also
+            added at every checkpoint.
         decisions : ndarray of int, shape (n,)
             The expert that was chosen in range i, or the row of ``weights`` that was used.
         weights : ndarray, shape (k, d), or None

@@ -640,8 +640,8 @@ except InputError as error:
 def test_results_of_a_gradient_function_are_checked(returned):
     """Check that d finite numbers are accepted and everything else raises an error.
 
-    The gradient is the user's code. The test uses a new process, since memory beyond a short array
-    may hold anything.
+    The gradient is the user's code. If a short array were accepted, the kernel would read past
+    its end and could crash, so the test uses a new process.
     """
     command = [sys.executable, "-c", GRADIENT % returned]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

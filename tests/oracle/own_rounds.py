@@ -565,8 +565,10 @@ def fresh(rng: np.random.Generator, n: int, actions: int, d: int):
 
 
 def pooled(rng: np.random.Generator, n: int, actions: int, d: int, size: int = 300_000):
-    """Return the same from one pool of unit vectors, of which each round uses runs: many times
-    faster."""
+    """Return a function that takes the contexts of each round from one pool of unit vectors.
+
+    Each set of actions is a run of neighbours in the pool. This is many times faster than draws.
+    """
     pool = rng.standard_normal((size, d - 1), dtype=np.float32)
     pool /= np.linalg.norm(pool, axis=1, keepdims=True)
     runs = np.lib.stride_tricks.sliding_window_view(pool, actions, axis=0)

@@ -239,7 +239,7 @@ int ff_rank_one_rows(double *gram, double *bias, const double *x, const double *
 {
     if (!trusted && !(ff_all_finite(gram, d * d) && ff_all_finite(bias, d)))
         return FF_BAD_STATE;
-    /* Sums that may overflow are left to the caller. */
+    /* If a sum could overflow, nothing is added here, and the caller adds row by row. */
     if (!all_moderate(x, n * d) || !all_moderate(y, n))
         return FF_BAD_ROW;
     /* The packed kernel gives the same bits as single rows. Its vectors may read past the end of a

@@ -353,8 +353,8 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* Add `times` times the coins of rounds first, .., first + n - 1 at all silos to to[0], .., to[n -
- * 1] (d each). */
+/* For each i < n, add the coins of round first + i, summed over all silos and multiplied by
+ * `times`, to to[i] (d). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {
