@@ -713,7 +713,7 @@ def less_noise(rng: Random, fields: list[Any], kind: str) -> None:
 
 @cache
 def loaded(data: bytes) -> plans.DeployedPlan | None:
-    """Return the plan of an honest file."""
+    """Return the plan that a file contains, or None if `plans.load` refuses the file."""
     try:
         return plans.load(data)
     except InputError:

@@ -525,8 +525,9 @@ def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[fl
     if not plan.release_rounds:
         longest = np.maximum.accumulate(lengths)
         return [float(n * g / math.log(2.0)) for n, g in zip(longest, growth, strict=True)]
-    # Batches differ in length. In the worst case the longest batches are the bad ones. Two heaps hold the longest
-    # batches so far and (negated) all other ones. The number of bad batches never decreases.
+    # Batches differ in length. In the worst case the longest batches are bad. Two heaps hold the
+    # longest batches so far and (negated) all other ones. The number of bad batches never
+    # decreases.
     bad_rounds, longest_batches, shorter_batches = [], list[int](), list[int]()
     for n, g in zip(lengths.tolist(), growth, strict=True):
         heapq.heappush(shorter_batches, -heapq.heappushpop(longest_batches, n))

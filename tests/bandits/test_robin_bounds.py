@@ -218,7 +218,7 @@ def test_bounds_have_values_calculated_by_hand() -> None:
     ) == pytest.approx(10)
 
 
-def test_bounds_of_tiny_budgets_are_finite_or_infinite() -> None:
+def test_bounds_of_tiny_budgets_are_not_nan_and_do_not_overflow() -> None:
     tiny = 1e-310  # 1 / tiny is infinite
     for lower, _ in LOWER_BOUNDS.values():
         for margin in (None, 2.0):

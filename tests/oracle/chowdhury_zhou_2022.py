@@ -344,7 +344,8 @@ def noise_bounds(
     and c_2.
 
     Each is exceeded with probability at most alpha/4. The largest eigenvalue of goe2 noise has mean
-    at most 2 sigma sqrt d and is sqrt 2 sigma Lipschitz; both are at most as large for iid noise.
+    at most 2 sigma sqrt(d). As a function of standard normals it has Lipschitz constant
+    sqrt(2) sigma. For iid noise, mean and constant are at most these values.
     """
     scale = sigma / sqrt(2) if layout == "goe1" else sigma
     spread = 2 * sqrt(log(8 * releases / alpha))
