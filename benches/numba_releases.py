@@ -45,7 +45,7 @@ def key(score, k):
 
 
 def unrolled(text: str, d: int, **values: Any) -> Callable[..., Any]:
-    """Compile a source; ``{name}`` is a value, or a list of statements on a line of its own."""
+    """Compile a source; ``{name}`` is a value, or a list of statements on a separate line."""
 
     def named(text: str, at: dict[str, int]) -> str:
         """Replace the indices whose values are known."""

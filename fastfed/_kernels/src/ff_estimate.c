@@ -36,28 +36,19 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
                              int64_t d, double *restrict w, double *restrict scratch)
 {
     const int64_t p = ff_packed(d);
-    int64_t low = -1, high = FF_SHIFTS; /* low / 8 is too small, high / 8 is large enough */
-    const int side_by_side = d <= FF_SHIFTED_D;
-    double shifts[FF_SHIFTS];
-    for (int j = 0; j < FF_SHIFTS; j++)
-        shifts[j] = full * (double)j / (double)FF_SHIFTS - floor;
-    const int definite =
-        floor > 0.0 && side_by_side ? ff_definite_shifts(statistic + d, shifts, d) : 0;
+    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is large enough */
     while (floor > 0.0 && high - low > 1) {
         const int64_t middle = (low + high) / 2;
-        int succeeds = definite >> middle & 1;
-        if (!side_by_side) {
-            memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
-            for (int64_t i = 0; i < d; i++)
-                scratch[i * (i + 1) / 2 + i] += shifts[middle];
-            succeeds = ff_factor_diagonal(scratch, d, w) == 0;
-        }
-        if (succeeds)
+        const double lambda = full * (double)middle / 8.0;
+        memcpy(scratch, statistic + d, (size_t)p * sizeof(double));
+        for (int64_t i = 0; i < d; i++)
+            scratch[i * (i + 1) / 2 + i] += lambda - floor;
+        if (ff_factor_diagonal(scratch, d, w) == 0)
             high = middle;
         else
             low = middle;
     }
-    return full * (double)high / (double)FF_SHIFTS;
+    return full * (double)high / 8.0;
 }
 
 /* Return the confidence radius by the bound that depends on count, the number of data points

@@ -207,38 +207,6 @@ int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restric
     return 0;
 }
 
-/* Try Cholesky on V + shifts[n] I for all n side by side: one matrix is a chain of divisions and
- * roots that wait for one another. The operations are those of `cholesky`, in the same order. */
-int ff_definite_shifts(const double *restrict packed, const double *restrict shifts, int64_t d)
-{
-    double u[FF_SHIFTED_D][FF_SHIFTED_D][FF_SHIFTS] FF_ALIGNED, inverse[FF_SHIFTS] FF_ALIGNED;
-    int64_t definite[FF_SHIFTS] FF_ALIGNED;
-    int found = 0;
-    for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j <= i; j++, packed++)
-            for (int n = 0; n < FF_SHIFTS; n++)
-                u[j][i][n] = i == j ? *packed + shifts[n] : *packed;
-    for (int n = 0; n < FF_SHIFTS; n++)
-        definite[n] = 1;
-    for (int64_t j = 0; j < d; j++) {
-        for (int n = 0; n < FF_SHIFTS; n++) {
-            const double pivot = u[j][j][n];
-            definite[n] &= (pivot > 0.0) & (pivot < INFINITY);
-            inverse[n] = 1.0 / sqrt(pivot);
-        }
-        for (int64_t i = j + 1; i < d; i++)
-            for (int n = 0; n < FF_SHIFTS; n++)
-                u[j][i][n] *= inverse[n];
-        for (int64_t i = j + 1; i < d; i++)
-            for (int64_t k = i; k < d; k++)
-                for (int n = 0; n < FF_SHIFTS; n++)
-                    u[i][k][n] += -u[j][i][n] * u[j][k][n];
-    }
-    for (int n = 0; n < FF_SHIFTS; n++)
-        found |= (int)definite[n] << n;
-    return found;
-}
-
 #if defined(__GNUC__)
 /* Compute the contribution of the rows above, -sum_{k < first} U_ki W_k, to columns c..c + 7 of
  * rows i = row, .., row + rows - 1 of W. To the right of its diagonal, a row of w still holds U. */

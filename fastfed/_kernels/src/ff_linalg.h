@@ -24,15 +24,6 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w);
  * same value as ff_factor, and the diagonal has the same bits. */
 int ff_factor_diagonal(const double *restrict packed, int64_t d, double *restrict w);
 
-/* The largest d of ff_definite_shifts, and the number of its shifts. */
-#define FF_SHIFTED_D 10
-#define FF_SHIFTS 8
-
-/* Return a number whose bit n is 1 if V + shifts[n] I is positive definite, for FF_SHIFTS shifts. V
- * is packed, and d is at most FF_SHIFTED_D. The results equal those of ff_factor_diagonal for each
- * shift. */
-int ff_definite_shifts(const double *restrict packed, const double *restrict shifts, int64_t d);
-
 /* Compute theta = V^{-1} u = W'(W u). scratch: d doubles. */
 void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
               double *restrict scratch, double *restrict theta);

@@ -220,6 +220,15 @@ int64_t ff_best_of(const ff_actions *actions, const int64_t *restrict indices, i
     return chosen;
 }
 
+/* Return 1 if all n numbers are zero. */
+FF_INLINE int all_zero(const double *restrict numbers, int64_t n)
+{
+    int64_t nonzero = 0;
+    for (int64_t i = 0; i < n; i++)
+        nonzero += numbers[i] != 0.0;
+    return nonzero == 0;
+}
+
 /* If W is `scale` I and theta is 0, as before any data: list the actions that may have the largest
  * score in `candidates` (K). Returns their number. square: K doubles of scratch.
  *
@@ -276,7 +285,7 @@ int64_t ff_select(const ff_actions *actions, const double *restrict w,
     double *screen_scratch = (double *)(candidates + actions->actions);
     int64_t candidate_count;
     const double scale = fabs(ff_multiple_of_identity(w, d));
-    if (scale != 0.0 && ff_dot(theta, theta, d) == 0.0)
+    if (scale != 0.0 && all_zero(theta, d))
         candidate_count = screen_norms(actions, scale, beta, gamma, d, aligned(scratch),
                                        screen_scratch, candidates);
     else
