@@ -170,6 +170,15 @@ def test_scores_and_argmax_agree_with_the_formula(d, implementation):
         np.testing.assert_allclose(single, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_before_any_data_norms_decide_only_if_theta_is_exactly_zero():
+    """With V = I the longest action wins; an estimate whose square underflows still counts."""
+    actions = np.array([[1e100, 0.0], [0.0, 1.0001e100]])
+    for theta, chosen in ((0.0, 1), (1e-170, 0)):
+        model = np.eye(2), np.array([theta, 0.0]), 1e-190
+        assert kernels.ucb_argmax(actions, *model) == chosen
+        assert kernels.ucb_scores(actions, *model).argmax() == chosen
+
+
 def row_by_row(v):
     """Compute W of V row by row, with sums in the kernel's order; None if V is not definite."""
     a, d = np.tril(v), len(v)
