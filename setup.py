@@ -66,6 +66,7 @@ EXACT = (
     "linalg",
     "losses",
     "random",
+    "refresh_small",
     "release",
     "scores",
 )

@@ -111,6 +111,18 @@ def test_drivers_agree_where_lambda_falls_partly(release):
 
 
 @pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0, 1000.0])
+@pytest.mark.parametrize("keys", [{}, {"regularizer": 1e-3}, {"radius": "published-code"}])
+def test_drivers_agree_on_releases_in_every_round_at_d_5(protocol, epsilon, keys):
+    """At d = 5 the compiled driver computes a model in one pass if it guesses lambda nearly."""
+    sizes = {"silos": 2, "horizon": 150, "batch_size": 1, "lazy": True, "protocol": protocol}
+    for actions in (1, 30):
+        e = experiment(Sphere(dimension=5, actions=actions), sizes, epsilon=epsilon, **keys)
+        (compiled_outcome,), (step_outcome,) = outcomes_of_both_drivers(e)
+        assert_same_bits(compiled_outcome, step_outcome)
+
+
+@pytest.mark.parametrize("protocol", ["silo-ldp", "central"])
 @pytest.mark.parametrize("release", ["toeplitz", "factorised"])
 @pytest.mark.parametrize("releases", [1, 7, 8, 9, 16, 21, 43])
 def test_drivers_agree_on_noise_shared_by_prefix_sums(release, releases, protocol):

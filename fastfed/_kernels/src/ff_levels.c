@@ -47,7 +47,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_to_weights) each(ff_sparse_run) \
     each(ff_regret_add) each(ff_walk_leaves) \
     each(ff_dot) each(ff_factor) each(ff_factor_diagonal) each(ff_solve) each(ff_log_det) \
-    each(ff_inverse_norm) \
+    each(ff_inverse_norm) each(ff_refresh_small) \
     each(ff_observe) \
     each(ff_observe_whitened) each(ff_whiten) each(ff_whiten_back) each(ff_accumulate) \
     each(ff_accumulate_many) \

@@ -388,7 +388,7 @@ double ff_log_det(const double *w, int64_t d)
     enum { CHUNK = 64 };
     double sum = 0.0, logs[CHUNK], diagonal[CHUNK];
     for (int64_t first = 0; first < d; first += CHUNK) {
-        const int64_t n = d - first < CHUNK ? d - first : CHUNK, whole = (n + 15) & ~(int64_t)15;
+        const int64_t n = d - first < CHUNK ? d - first : CHUNK, whole = (n + 7) & ~(int64_t)7;
         for (int64_t i = 0; i < n; i++)
             diagonal[i] = w[(first + i) * (d + 1)];
         for (int64_t i = n; i < whole; i++)
@@ -682,14 +682,14 @@ double ff_inverse_norm(const double *restrict w, int64_t d, double *restrict scr
     /* Divide A by its trace, so that the powers do not underflow. */
     for (int64_t i = 0; i < d; i++)
         scale += a[i * n + i];
+    const double by = 1.0 / scale;
     for (int64_t i = 0; i < d * n; i++)
-        a[i] /= scale;
+        a[i] *= by;
     symmetric_product(a, n, 1, 0, a, d, n, b);
     symmetric_product(b, n, 1, 0, b, d, n, a);
     /* The trace of A^8 is the sum of the squared entries of A^4. */
     for (int64_t i = 0; i < d; i++)
-        for (int64_t j = 0; j < d; j++)
-            square += a[i * n + j] * a[i * n + j];
+        square += dot(a + i * n, a + i * n, d);
     /* The last factor covers rounding error. */
     return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
 }

@@ -5,6 +5,7 @@
 
 #include "ff_bits.h"
 #include "ff_policy.h"
+#include "ff_refresh_small.h"
 #include "ff_release.h"
 
 /* Add the buffered data points to the silo's batch, and empty the buffer. */
@@ -311,16 +312,20 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     const int64_t d = run->dimension, k = ff_entry(c);
     const ff_parts p = ff_cut(scratch, run);
     const double full_lambda = c->regularizer[k];
-    double lambda = full_lambda, inverse = 0.0;
-    /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
-    if (c->direct)
-        lambda = ff_choose_regularizer(c->total, full_lambda, c->floor[k], d, c->w, p.packed);
-    const double shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
-    if (shift < 0.0)
-        return FF_NOT_POSITIVE_DEFINITE;
-    *c->indefinite += shift > 0.0;
-    if (c->widths || lambda < full_lambda)
-        inverse = ff_inverse_norm(c->w, d, p.bound);
+    const double floor = c->direct ? c->floor[k] : 0.0;
+    double lambda = full_lambda, inverse = 0.0, shift = 0.0;
+    if (!ff_refresh_small(c->total, full_lambda, floor, c->lambda_step, d, c->w, c->theta, &lambda,
+                          &inverse)) {
+        /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
+        lambda = ff_choose_regularizer(c->total, full_lambda, floor, d, c->w, p.packed);
+        shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
+        if (shift < 0.0)
+            return FF_NOT_POSITIVE_DEFINITE;
+        *c->indefinite += shift > 0.0;
+        if (c->widths || lambda < full_lambda)
+            inverse = ff_inverse_norm(c->w, d, p.bound);
+    }
+    c->lambda_step = lambda < full_lambda ? (int64_t)(8.0 * lambda / full_lambda + 0.5) : 8;
     if (c->direct) {
         c->inflation = ff_inflation(full_lambda - lambda, c->floor[k], inverse);
         c->second_bonus =

@@ -188,6 +188,8 @@ typedef struct {
     double *history;              /* (M or 1, K, s): standard normals of past prefixes, which
                                    * later prefixes use, and partial sums of later prefixes
                                    * (ff_protocol.c) */
+    int64_t lambda_step;          /* lambda of the last release, in eighths of the regularizer: the
+                                   * guess for the next one. No result depends on it. */
     int64_t alike;                /* 1: V of the last release is a multiple of I */
     double *w, *theta;            /* (M or 1, d, d), (M or 1, d): inverse factor of V
                                    * (ff_linalg.h) and estimate */
