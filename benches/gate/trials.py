@@ -45,7 +45,7 @@ PLANTS = {
     # Wait in each choice on fixed sets, in each choice over pools, and in each block of coins.
     "fixed": loop_before(
         "ff_fixed.c",
-        "    const factors f = {beta, gamma, sieve ? sieve->ranking : 1.0};\n    for",
+        "    const factors f = {beta, gamma};\n    bound_all(&m, f, ranking, m.rank);",
         2200,
         "user set d=50",
     ),

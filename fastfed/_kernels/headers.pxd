@@ -135,7 +135,9 @@ cdef extern from "ff_fixed.h" nogil:
     void ff_fixed_make(double *model, const ff_actions *actions, const double *w,
                        const double *theta, double bound, int64_t released, int64_t d,
                        double *scratch)
-    int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
+    int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking)
+    int64_t ff_fixed_choose_passing(double *model, double beta, double gamma,
+                                    const ff_sieve *sieve)
     double ff_fixed_observe(double *model, double y)
     double ff_fixed_log_entry(const double *model)
     double ff_fixed_inverse_norm(const double *model, const ff_actions *actions,

@@ -327,9 +327,10 @@ cdef class FixedModel:
         ranking)."""
         cdef ff_sieve passing
         if sieve is None:
-            return ff_fixed_choose(&self.model[0], beta, gamma, NULL)
+            return ff_fixed_choose(&self.model[0], beta, gamma, 1.0)
         passing.limit, passing.slack, passing.ranking = sieve
-        return ff_fixed_choose(&self.model[0], beta, gamma, &passing)
+        ff_fixed_choose(&self.model[0], beta, gamma, passing.ranking)
+        return ff_fixed_choose_passing(&self.model[0], beta, gamma, &passing)
 
     def observe(self, double y):
         """Learn the reward of the action selected last; return the factor by which det V grows."""
@@ -347,9 +348,13 @@ cdef class FixedModel:
         return ff_fixed_inverse_norm(&self.model[0], &view, &self.w[0, 0], d, &scratch[0])
 
     def parts(self):
-        """Return <x, theta>, ||x||^2_{V^-1} and ||V^-1 x||^2 of the actions, (3, K), for tests."""
-        cdef int64_t k = <int64_t>self.model[1]
-        return np.array(self.model)[8:8 + 3 * ((k + 7) // 8 * 8)].reshape(3, -1)[:, :k]
+        """Return <x, theta>, ||x||^2_{V^-1}, ||V^-1 x||^2 and the indices of the different actions.
+
+        The result has shape (4, n); it is for tests.
+        """
+        cdef int64_t n = <int64_t>self.model[1]
+        arrays = np.array(self.model)[8:8 + 15 * ((n + 7) // 8 * 8)].reshape(15, -1)[:, :n]
+        return arrays[[0, 1, 2, 14]]
 
 
 def inverse_norm(const double[:, ::1] w):

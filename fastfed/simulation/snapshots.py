@@ -33,7 +33,7 @@ import fastfed
 FOLDER = ".snapshots"
 
 #: Format of the arrays. Increase it if an array changes its meaning within one version of fastfed.
-FORMAT = 4
+FORMAT = 5
 
 #: Least time between two snapshots: in seconds, and in multiples of the time to write one.
 SNAPSHOT_SECONDS = 20.0

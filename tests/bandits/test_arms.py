@@ -302,7 +302,7 @@ def test_the_model_of_arms_equals_its_definition() -> None:
             assert model.observe(y) == pytest.approx(1.0 + 1.0 / v[a], rel=1e-12)
             v[a], u[a] = v[a] + 1.0, u[a] + y
             assert model.log_entry() == pytest.approx(math.log(v[a]), rel=1e-12)
-            np.testing.assert_allclose(model.parts(), [u / v, 1.0 / v, v**-2.0], rtol=1e-11)
+            np.testing.assert_allclose(model.parts()[:3], [u / v, 1.0 / v, v**-2.0], rtol=1e-11)
         assert 1.0 / v.min() <= model.inverse_norm() <= (1.0 + 1e-11) / v.min()
 
 

@@ -7,6 +7,15 @@ import numpy as np
 from twins.random import Array, _log_f64
 
 
+def dot(a: Array, b: Array) -> float:
+    """Return sum a_i b_i: eight partial sums, added in the order of ff_dot."""
+    s = np.zeros(8)
+    for first in range(0, len(a), 8):
+        terms = a[first : first + 8] * b[first : first + 8]
+        s[: len(terms)] += terms
+    return float(((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])))
+
+
 def _unpacked(packed: Array, d: int) -> Array:
     """Return the lower triangle (d, d) of a symmetric matrix packed row by row."""
     full = np.zeros((d, d))

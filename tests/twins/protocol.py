@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twins.linalg import factor, solve
+from twins.linalg import dot, factor, solve
 from twins.random import Array, log, normals_f64
 
 
@@ -132,7 +132,7 @@ def inverse_norm(w: Array) -> float:
     scale = 0.0
     for i in range(d):
         scale += a[i, i]
-    a = a / scale
+    a = a * (1.0 / scale)
     for _ in range(2):
         b = np.zeros((d, d))
         for k in range(d):
@@ -140,8 +140,8 @@ def inverse_norm(w: Array) -> float:
         a = b
     # The trace of A^8 is the sum of the squared entries of A^4.
     square = 0.0
-    for entry in a.ravel():
-        square += entry * entry
+    for row in a:
+        square += dot(row, row)
     return scale * float(np.sqrt(np.sqrt(np.sqrt(square)))) * (1.0 + 1e-9)
 
 

@@ -28,29 +28,34 @@
  * V^{-1}. */
 FF_INLINE int64_t pairs_up_to(int64_t d) { return 2 * d; }
 
+/* The least root r of a bound, because a root of 0 would give an infinite slope. */
+#define SMALLEST_ROOT 1e-150
+
 /* Indices of the numbers at the start of a model: synchronisations so far (plus one) when it was
- * computed; K; d; the action that was chosen last; number of queued data points; 1 for arms. HEAD
- * is the length of that part. */
-enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, HEAD = 8 };
+ * computed; number of different actions; d; the action that was chosen last; number of queued data
+ * points; 1 for arms; 1 if products of pairs of actions are stored; the bonus of the last choice.
+ * HEAD is the length of that part. */
+enum { MADE, ACTIONS, DIMENSION, CHOSEN, QUEUED, ARMS, PAIRS, BONUS, HEAD };
 
 /* Return n rounded up to a multiple of LANES. */
 FF_INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 /* A model, cut into its arrays. */
 typedef struct {
-    int64_t n, np, d, dp; /* K, K padded, d, d padded */
+    int64_t n, np, d, dp; /* number of different actions, padded; d, padded */
     int arms;             /* 1: action a is the unit vector e_a, and V is diagonal */
     int by_pairs;         /* 1: X V^-1 X' and X V^-2 X' are stored; 0: V^-1 (neither for arms) */
     /* Arrays by action, (np) each. */
     double *mean;                 /* <x, theta>; -INFINITY past K */
     double *width, *second;       /* ||x||^2_{V^-1} and ||V^-1 x||^2 */
-    double *root, *second_root;   /* upper bounds on the square roots */
-    double *slope, *second_slope; /* 1 / (2 root) when the root was computed last */
+    double *half, *second_half;   /* r / 2 and 1 / (2 r) for the square root r of `width` (of */
+    double *slope, *second_slope; /* `second`) when it was computed last, see compute_bounds */
     double *upper, *rank;         /* upper bounds on scores and rankings of this round */
     double *factor;               /* clipping multiplies a row by it when the row is learned */
     double *clipped;              /* 1 if that counts as clipping */
     double *weight;               /* sum of the squared factors with which the row was learned */
     double *z, *u;                /* what a data point changes, see ff_fixed_observe */
+    double *offered;              /* index of the action among all offered actions */
     /* by_pairs: products g = X V^-1 X' and h = X V^-2 X' (n, np), in which entries (k, j) with
      * j < k - k % LANES are not updated, and the queue: (QUEUE, np) each. */
     double *g, *h, *queue_z, *queue_u;
@@ -64,7 +69,7 @@ static int64_t size_of(int64_t n, int64_t d)
 {
     const int64_t np = padded(n), dp = padded(d);
     const int64_t by_pairs = 2 * (n + QUEUE) * np, by_rows = d * dp + 4 * dp + (d * np + 1) / 2;
-    return HEAD + 14 * np + (n <= pairs_up_to(d) ? by_pairs : by_rows);
+    return HEAD + 15 * np + (n <= pairs_up_to(d) ? by_pairs : by_rows);
 }
 
 /* Return the number of doubles in a model of at most `actions` actions. */
@@ -86,13 +91,13 @@ FF_INLINE parts cut(double *model)
     m.np = padded(m.n);
     m.dp = padded(m.d);
     m.arms = model[ARMS] != 0.0;
-    m.by_pairs = m.n <= pairs_up_to(m.d);
+    m.by_pairs = model[PAIRS] != 0.0;
     m.mean = model + HEAD;
     m.width = m.mean + m.np;
     m.second = m.width + m.np;
-    m.root = m.second + m.np;
-    m.second_root = m.root + m.np;
-    m.slope = m.second_root + m.np;
+    m.half = m.second + m.np;
+    m.second_half = m.half + m.np;
+    m.slope = m.second_half + m.np;
     m.second_slope = m.slope + m.np;
     m.upper = m.second_slope + m.np;
     m.rank = m.upper + m.np;
@@ -102,7 +107,8 @@ FF_INLINE parts cut(double *model)
     m.z = m.weight + m.np;
     m.u = m.z + m.np;
     /* The remaining arrays are those by pairs, or those of V^-1; both begin here. */
-    double *const next = m.u + m.np;
+    m.offered = m.u + m.np;
+    double *const next = m.offered + m.np;
     m.g = m.inverse = next;
     m.h = next + m.n * m.np;
     m.queue_z = m.h + m.n * m.np;
@@ -115,19 +121,26 @@ FF_INLINE parts cut(double *model)
     return m;
 }
 
-/* Compute the exact roots and their slopes of LANES actions from a on. */
-FF_INLINE void compute_roots(const parts *m, int64_t a)
+/* Square roots are bounded by tangents: sqrt(w) <= r / 2 + w / (2 r) for every r > 0. The bound is
+ * tight while w is near r^2. */
+
+/* Compute the bounds r / 2 and 1 / (2 r) of a vector of squares, at their roots. */
+FF_INLINE void compute_bounds(const double *square, double *half, double *slope)
 {
-    /* A root of 0 would give an infinite slope, and 0 times that is NaN. */
-    const loose zero = all(0.0), half = all(0.5), least = all(1e-150);
-    for (int64_t end = a + LANES; a < end; a += WIDTH) {
-        const loose root = root_of(larger(LOAD(m->width + a), zero));
-        const loose second = root_of(larger(LOAD(m->second + a), zero));
-        STORE(m->root + a, root);
-        STORE(m->second_root + a, second);
-        STORE(m->slope + a, half / larger(root, least));
-        STORE(m->second_slope + a, half / larger(second, least));
-    }
+    const loose r = larger(root_of(larger(LOAD(square), all(0.0))), all(SMALLEST_ROOT));
+    STORE(half, all(0.5) * r);
+    STORE(slope, all(0.5) / r);
+}
+
+/* Return the root of a square (of 0 if rounding has made it negative), and compute the bounds at
+ * it. */
+FF_INLINE double root_with_bounds(double square, double *half, double *slope)
+{
+    const double root = sqrt(square > 0.0 ? square : 0.0);
+    const double r = root > SMALLEST_ROOT ? root : SMALLEST_ROOT;
+    *half = 0.5 * r;
+    *slope = 0.5 / r;
+    return root;
 }
 
 /* Call f(.., first, vectors) for all of n (padded) numbers, a tile at a time. `vectors` is a
@@ -181,8 +194,6 @@ static void make_arms(const parts *m, const double *w, const double *theta, doub
         m->factor[a] = bound < 1.0 ? bound : 1.0;
         m->clipped[a] = bound < 1.0;
     }
-    for (int64_t a = 0; a < m->np; a += LANES)
-        compute_roots(m, a);
 }
 
 /* Compute m->inverse (d, dp), V^{-1} = W'W, from W (d, d). multiple: the diagonal entry of W if W
@@ -249,71 +260,138 @@ static void multiply_actions(const ff_actions *actions, const double *v, int64_t
         multiply_columns(last_actions, LANES, v, d, out + whole, 0, VECTORS);
 }
 
-/* Compute the model of all actions from W (d, d) and theta (d). bound: features are clipped to this
- * norm when they are learned. */
-void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
-                   double bound, int64_t released, int64_t d, double *scratch)
+/* Return a hash of the features of action a. */
+static uint64_t hash_of(const ff_actions *actions, int64_t a, int64_t d)
 {
-    model[MADE] = (double)(released + 1);
-    model[ACTIONS] = (double)actions->actions;
+    uint64_t hash = 0;
+    for (int64_t j = 0; j < d; j++) {
+        uint32_t bits;
+        memcpy(&bits, (const float *)actions->x + j * actions->feature_stride + a, sizeof bits);
+        hash = (hash ^ bits) * 0x9E3779B97F4A7C15ull;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
+/* Return 1 if two actions have the same features. */
+static int are_equal(const ff_actions *actions, int64_t a, int64_t b, int64_t d)
+{
+    const float *x = (const float *)actions->x;
+    for (int64_t j = 0; j < d; j++, x += actions->feature_stride)
+        if (memcmp(x + a, x + b, sizeof *x) != 0)
+            return 0;
+    return 1;
+}
+
+/* Begin a model: store its sizes, and list the offered actions that it has. An action that repeats
+ * an earlier one always has the same score, so it is never chosen, and the model leaves it out.
+ * Products of pairs of equal actions may differ by rounding, so a model with such products has all
+ * actions. */
+static void begin(double *model, const ff_actions *actions, const double *w, int64_t d)
+{
+    const int64_t count = actions->actions;
+    model[ACTIONS] = (double)count;
     model[DIMENSION] = (double)d;
-    model[CHOSEN] = model[QUEUED] = 0.0;
     model[ARMS] = are_arms(actions, w, d);
+    model[PAIRS] = count <= pairs_up_to(d);
     const parts m = cut(model);
+    if (m.by_pairs) {
+        for (int64_t a = 0; a < count; a++)
+            m.offered[a] = (double)a;
+        return;
+    }
+    /* A hash table of indices, and the list, are in arrays that are computed later. */
+    const int64_t slots = 2 * m.np;
+    double *table = m.mean, *list = table + slots;
+    int64_t different = 0;
+    for (int64_t i = 0; i < slots; i++)
+        table[i] = -1.0;
+    for (int64_t a = 0; a < count; a++) {
+        int64_t slot = (int64_t)(hash_of(actions, a, d) % (uint64_t)slots);
+        while (table[slot] >= 0.0 && !are_equal(actions, a, (int64_t)table[slot], d))
+            slot = slot + 1 < slots ? slot + 1 : 0;
+        if (table[slot] < 0.0) {
+            table[slot] = (double)a;
+            list[different++] = (double)a;
+        }
+    }
+    model[ACTIONS] = (double)different;
+    memmove(cut(model).offered, list, (size_t)different * sizeof(double));
+}
+
+/* Compute the model of actions that are not arms. Arguments: as for ff_fixed_make. */
+static void make_rows(const parts *m, const ff_actions *actions, const double *w,
+                      const double *theta, double bound, double *scratch)
+{
+    const int64_t d = m->d;
     const double multiple = ff_multiple_of_identity(w, d);
     double *z = scratch, *u = scratch + d, *x = scratch + 2 * d;
     float *last_actions = (float *)(scratch + 3 * d);
+    if (!m->by_pairs) {
+        fill_inverse(m, w, multiple);
+        memset(m->rows, 0, (size_t)(d * m->np) * sizeof(float));
+    }
+    /* By pairs: the features of the last K modulo LANES actions, then zeros (multiply_actions). */
+    const int64_t whole = m->n / LANES * LANES;
+    for (int64_t j = 0; j < d && m->by_pairs; j++)
+        for (int64_t a = whole; a < whole + LANES; a++)
+            last_actions[j * LANES + a - whole] =
+                a < m->n ? ((const float *)actions->x)[j * actions->feature_stride + a] : 0.0f;
+    for (int64_t a = 0; a < m->n; a++) {
+        ff_features(actions, (int64_t)m->offered[a], d, x);
+        whiten(w, multiple, x, d, z, u);
+        const double square = ff_dot(x, x, d);
+        m->mean[a] = ff_dot(x, theta, d);
+        m->width[a] = ff_dot(z, z, d);
+        m->second[a] = ff_dot(u, u, d);
+        /* The factor by which ff_clip_norm scales x. */
+        m->factor[a] = square <= bound * bound ? 1.0 : bound / sqrt(square);
+        for (int64_t j = 0; j < d && !m->by_pairs; j++)
+            m->rows[j * m->np + a] = (float)x[j];
+        m->clipped[a] = ff_clip_norm(x, d, bound);
+        if (!m->by_pairs)
+            continue;
+        /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
+        multiply_actions(actions, u, d, a - a % LANES, last_actions, m->g + a * m->np);
+        if (multiple == 0.0) {
+            whiten(w, multiple, u, d, z, x);
+            multiply_actions(actions, x, d, a - a % LANES, last_actions, m->h + a * m->np);
+        }
+        for (int64_t b = a - a % LANES; b < m->np && multiple != 0.0; b++)
+            m->h[a * m->np + b] = multiple * multiple * m->g[a * m->np + b];
+    }
+}
+
+/* Compute the model from W (d, d) and theta (d). bound: features are clipped to this norm when they
+ * are learned. */
+void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
+                   double bound, int64_t released, int64_t d, double *scratch)
+{
+    if (model[MADE] == 0.0)
+        begin(model, actions, w, d);
+    model[MADE] = (double)(released + 1);
+    model[CHOSEN] = model[QUEUED] = 0.0;
+    const parts m = cut(model);
     for (int64_t a = 0; a < m.np; a++) {
         m.mean[a] = -INFINITY;
         m.width[a] = m.second[a] = m.weight[a] = m.clipped[a] = 0.0;
         m.factor[a] = 1.0;
     }
-    if (m.arms) {
+    if (m.arms)
         make_arms(&m, w, theta, bound);
-        return;
+    else
+        make_rows(&m, actions, w, theta, bound, scratch);
+    for (int64_t a = 0; a < m.np; a += WIDTH) {
+        compute_bounds(m.width + a, m.half + a, m.slope + a);
+        compute_bounds(m.second + a, m.second_half + a, m.second_slope + a);
     }
-    if (!m.by_pairs) {
-        fill_inverse(&m, w, multiple);
-        memset(m.rows, 0, (size_t)(d * m.np) * sizeof(float));
-    }
-    /* The features of the last K modulo LANES actions, then zeros (see multiply_actions). */
-    const int64_t whole = m.n / LANES * LANES;
-    for (int64_t j = 0; j < d; j++)
-        for (int64_t a = whole; a < whole + LANES; a++)
-            last_actions[j * LANES + a - whole] =
-                a < m.n ? ((const float *)actions->x)[j * actions->feature_stride + a] : 0.0f;
-    for (int64_t a = 0; a < m.n; a++) {
-        ff_features(actions, a, d, x);
-        whiten(w, multiple, x, d, z, u);
-        const double square = ff_dot(x, x, d);
-        m.mean[a] = ff_dot(x, theta, d);
-        m.width[a] = ff_dot(z, z, d);
-        m.second[a] = ff_dot(u, u, d);
-        /* The factor by which ff_clip_norm scales x. */
-        m.factor[a] = square <= bound * bound ? 1.0 : bound / sqrt(square);
-        for (int64_t j = 0; j < d && !m.by_pairs; j++)
-            m.rows[j * m.np + a] = (float)x[j];
-        m.clipped[a] = ff_clip_norm(x, d, bound);
-        if (!m.by_pairs)
-            continue;
-        /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
-        multiply_actions(actions, u, d, a - a % LANES, last_actions, m.g + a * m.np);
-        if (multiple == 0.0) {
-            whiten(w, multiple, u, d, z, x);
-            multiply_actions(actions, x, d, a - a % LANES, last_actions, m.h + a * m.np);
-        }
-        for (int64_t b = a - a % LANES; b < m.np && multiple != 0.0; b++)
-            m.h[a * m.np + b] = multiple * multiple * m.g[a * m.np + b];
-    }
-    for (int64_t a = 0; a < m.np; a += LANES)
-        compute_roots(&m, a);
 }
 
 /* ---- choosing -------------------------------------------------------------------------------- */
 
-/* The factors beta and gamma of a score, and the factor on the bonus in the ranking of a sieve. */
+/* The factors beta and gamma of a bonus. */
 typedef struct {
-    double beta, gamma, ranking;
+    double beta, gamma;
 } factors;
 
 /* Return the largest of n (padded) values. */
@@ -354,82 +432,121 @@ FF_INLINE int64_t first_reaching(const double *values, double limit, int64_t n)
     return 0;
 }
 
-/* Compute upper bounds on the scores and rankings of LANES actions from a on, from the bounds on
- * their roots. */
-FF_INLINE void bound_lanes(const parts *m, factors f, int64_t a)
+/* Compute upper bounds on <x, theta> + factor times the bonus of all actions into `values`. The
+ * factor 1 + 2^-48 covers rounding: the bound and the bonus have at most ten roundings each. */
+FF_INLINE void bound_all(const parts *m, factors f, double factor, double *values)
 {
-    for (int64_t end = a + LANES; a < end; a += WIDTH) {
-        const loose bonus =
-            all(f.beta) * LOAD(m->root + a) + all(f.gamma) * LOAD(m->second_root + a);
-        STORE(m->upper + a, LOAD(m->mean + a) + bonus);
-        STORE(m->rank + a, LOAD(m->mean + a) + all(f.ranking) * bonus);
+    const loose beta = all(factor * f.beta * (1.0 + 0x1p-48));
+    const loose gamma = all(factor * f.gamma * (1.0 + 0x1p-48));
+    for (int64_t a = 0; a < m->np; a += WIDTH) {
+        const loose root = fused(LOAD(m->width + a), LOAD(m->slope + a), LOAD(m->half + a));
+        const loose second =
+            fused(LOAD(m->second + a), LOAD(m->second_slope + a), LOAD(m->second_half + a));
+        STORE(values + a, LOAD(m->mean + a) + fused(beta, root, gamma * second));
     }
 }
 
-/* Compute the exact roots, scores and rankings of LANES actions from a on. */
-FF_INLINE void score_lanes(const parts *m, factors f, int64_t a)
+/* Return the exact bonus of action a, beta ||x||_{V^-1} + gamma ||V^-1 x||. */
+FF_INLINE double bonus_of(const parts *m, factors f, int64_t a)
 {
-    compute_roots(m, a);
-    bound_lanes(m, f, a);
+    const double root = root_with_bounds(m->width[a], m->half + a, m->slope + a);
+    const double second = root_with_bounds(m->second[a], m->second_half + a, m->second_slope + a);
+    return f.beta * root + f.gamma * second;
 }
 
-/* Return the action with the largest exact value (score or ranking), the lowest index if several
- * tie. values: m->upper or m->rank, upper bounds at first. The block of LANES actions with the
- * largest bound is computed exactly, then every block with a bound that reaches the largest exact
- * value so far. */
-FF_INLINE int64_t find_largest(const parts *m, factors f, const double *values)
+/* An action, its exact value, and its bonus. */
+typedef struct {
+    int64_t action;
+    double value, bonus;
+} valued;
+
+/* Return the exact value of action a, <x, theta> + factor times the bonus. */
+FF_INLINE valued value_of(const parts *m, factors f, double factor, int64_t a)
 {
-    const int64_t first = first_reaching(values, largest_of(values, m->np), m->np);
-    const int64_t block = first & -LANES;
-    score_lanes(m, f, block);
-    double limit = largest_of(values + block, LANES);
-    for (int64_t a = 0; a < m->np; a += LANES)
-        if (a != block && reaching(values + a, all(limit))) {
-            score_lanes(m, f, a);
-            const double largest = largest_of(values + a, LANES);
-            limit = largest > limit ? largest : limit;
+    const double bonus = bonus_of(m, f, a);
+    return (valued){a, m->mean[a] + factor * bonus, bonus};
+}
+
+/* Return 1 if p is preferred to q: its value is larger, or equal and its index is lower. */
+FF_INLINE int is_better(valued p, valued q)
+{
+    return p.value > q.value || (p.value == q.value && p.action < q.action);
+}
+
+/* Return the action with the largest exact <x, theta> + factor times the bonus, the lowest index if
+ * several tie. bounds (np): upper bounds on these values. The action with the largest bound is
+ * computed exactly, then every action with a bound that reaches the largest exact value so far. */
+FF_INLINE valued find_largest(const parts *m, factors f, double factor, const double *bounds)
+{
+    const int64_t first = first_reaching(bounds, largest_of(bounds, m->np), m->np);
+    valued best = value_of(m, f, factor, first);
+    for (int64_t block = 0; block < m->np; block += LANES) {
+        unsigned remaining = reaching(bounds + block, all(best.value));
+        for (int64_t a = block; remaining; a++, remaining >>= 1) {
+            if (!(remaining & 1) || a == first || bounds[a] < best.value)
+                continue;
+            const valued next = value_of(m, f, factor, a);
+            best = is_better(next, best) ? next : best;
         }
-    return first_reaching(values, limit, m->np);
-}
-
-/* Return the action with the largest ranking among those that pass the sieve (ff_scores.h). An
- * action passes if its mean plus `factor` times its bonus is at least the limit or the largest
- * score. */
-static int64_t choose_sieved(const parts *m, factors f, const ff_sieve *sieve)
-{
-    const double factor = 2.0 * sieve->slack - 1.0;
-    const double *restrict mean = m->mean, *restrict root = m->root;
-    const double *restrict second = m->second_root;
-    double *restrict rank = m->rank;
-    int64_t a = find_largest(m, f, m->rank);
-    const double best_reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
-    /* Nearly always the best action by the ranking passes because of the limit. */
-    if (best_reached >= sieve->limit)
-        return a;
-    const double largest = m->upper[find_largest(m, f, m->upper)];
-    const double threshold = largest < sieve->limit ? largest : sieve->limit;
-    if (best_reached >= threshold)
-        return a;
-    for (a = 0; a < m->np; a += LANES)
-        score_lanes(m, f, a);
-    for (a = 0; a < m->np; a++) {
-        const double reached = mean[a] + factor * (f.beta * root[a] + f.gamma * second[a]);
-        rank[a] = reached >= threshold ? rank[a] : -INFINITY;
     }
-    return first_reaching(rank, largest_of(rank, m->np), m->np);
+    return best;
 }
 
-/* Return the action that is chosen by the largest score, or by the ranking of the sieve (NULL:
- * none), and store it in the model. */
-int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve)
+/* Store the choice in the model, and return its index among the offered actions. */
+FF_INLINE int64_t store_choice(double *model, const parts *m, valued choice)
+{
+    model[CHOSEN] = (double)choice.action;
+    model[BONUS] = choice.bonus;
+    return (int64_t)m->offered[choice.action];
+}
+
+/* Return the action with the largest <x, theta> + ranking times the bonus. */
+int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking)
 {
     const parts m = cut(model);
-    const factors f = {beta, gamma, sieve ? sieve->ranking : 1.0};
-    for (int64_t a = 0; a < m.np; a += LANES)
-        bound_lanes(&m, f, a);
-    const int64_t chosen = sieve ? choose_sieved(&m, f, sieve) : find_largest(&m, f, m.upper);
-    model[CHOSEN] = (double)chosen;
-    return chosen;
+    const factors f = {beta, gamma};
+    bound_all(&m, f, ranking, m.rank);
+    return store_choice(model, &m, find_largest(&m, f, ranking, m.rank));
+}
+
+/* Return 1 if the last choice reaches the limit of a sieve with this slack. */
+int ff_fixed_reaches(const double *model, double slack, double limit)
+{
+    const parts m = cut((double *)model);
+    return m.mean[(int64_t)model[CHOSEN]] + (2.0 * slack - 1.0) * model[BONUS] >= limit;
+}
+
+/* Return the last choice if it passes the sieve, otherwise the best action that does. An action
+ * passes if its mean plus 2 slack - 1 times its bonus is at least the limit or the largest
+ * score. */
+int64_t ff_fixed_choose_passing(double *model, double beta, double gamma, const ff_sieve *sieve)
+{
+    const parts m = cut(model);
+    const factors f = {beta, gamma};
+    const int64_t last = (int64_t)model[CHOSEN];
+    const double reach = 2.0 * sieve->slack - 1.0, reached = m.mean[last] + reach * model[BONUS];
+    if (reached >= sieve->limit)
+        return (int64_t)m.offered[last];
+    bound_all(&m, f, 1.0, m.upper);
+    const valued largest = find_largest(&m, f, 1.0, m.upper);
+    const double threshold = largest.value < sieve->limit ? largest.value : sieve->limit;
+    if (reached >= threshold)
+        return (int64_t)m.offered[last];
+    /* The action with the largest score passes, so only larger rankings matter. */
+    valued best = value_of(&m, f, sieve->ranking, largest.action);
+    bound_all(&m, f, reach, m.upper);
+    for (int64_t block = 0; block < m.np; block += LANES) {
+        unsigned remaining = reaching(m.rank + block, all(best.value)) &
+                             reaching(m.upper + block, all(threshold));
+        for (int64_t a = block; remaining; a++, remaining >>= 1) {
+            if (!(remaining & 1))
+                continue;
+            const valued next = value_of(&m, f, sieve->ranking, a);
+            if (m.mean[a] + reach * next.bonus >= threshold && is_better(next, best))
+                best = next;
+        }
+    }
+    return store_choice(model, &m, best);
 }
 
 /* ---- learning -------------------------------------------------------------------------------- */
@@ -541,9 +658,18 @@ static void read_products(const parts *m, int64_t k, int64_t queued)
     BY_TILES(m->np, subtract_points, m, k, queued);
 }
 
-/* Compute the products of actions a, a + 1, .. (`vectors` vectors) with the vector `along` into z,
- * and with `across` into u. */
-FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
+/* Update the means and squared widths of a vector of actions by z and u. by: factor of z in the
+ * means. */
+FF_INLINE void update_actions(const parts *m, int64_t a, loose z, loose u, double by)
+{
+    STORE(m->mean + a, LOAD(m->mean + a) + by * z);
+    STORE(m->width + a, LOAD(m->width + a) - z * z);
+    STORE(m->second + a, LOAD(m->second + a) - (z + z) * u);
+}
+
+/* Compute z and u of actions a, a + 1, .. (`vectors` vectors), their products with `along` and
+ * `across`, and update the actions by them. */
+FF_INLINE void update_rows(const parts *m, double by, int64_t a, const int vectors)
 {
     loose z[TILE_VECTORS], u[TILE_VECTORS];
     for (int v = 0; v < vectors; v++)
@@ -557,10 +683,8 @@ FF_INLINE void multiply_rows(const parts *m, int64_t a, const int vectors)
             u[v] = fused(across, x, u[v]);
         }
     }
-    for (int v = 0; v < vectors; v++) {
-        STORE(m->z + a + v * WIDTH, z[v]);
-        STORE(m->u + a + v * WIDTH, u[v]);
-    }
+    for (int v = 0; v < vectors; v++)
+        update_actions(m, a + v * WIDTH, z[v], u[v], by);
 }
 
 /* Compute entries j, j + 1, .. (`vectors` vectors) of V^{-1} x into v. */
@@ -600,23 +724,6 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->across + j + v * WIDTH, sum[v]);
 }
 
-/* Update the means and squared widths of all actions by zs and us (np), and the bounds on their
- * roots: a square root lies below its tangent, here at the width whose root was computed last. by:
- * factor of z in the means. The factor 1 + 2^-50 on the bounds covers rounding. */
-static void update_all(const parts *m, double by, const double *zs, const double *us)
-{
-    const loose above = all(1.0 + 0x1p-50);
-    for (int64_t a = 0; a < m->np; a += WIDTH) {
-        const loose z = LOAD(zs + a), square = z * z, product = (z + z) * LOAD(us + a);
-        STORE(m->mean + a, LOAD(m->mean + a) + by * z);
-        STORE(m->width + a, LOAD(m->width + a) - square);
-        STORE(m->second + a, LOAD(m->second + a) - product);
-        STORE(m->root + a, above * (LOAD(m->root + a) - square * LOAD(m->slope + a)));
-        STORE(m->second_root + a,
-              above * (LOAD(m->second_root + a) - product * LOAD(m->second_slope + a)));
-    }
-}
-
 /* Learn x = f x_k. Let V be the Gram matrix before that, P = V^{-1}, v = P x, s = 1 + <x, v> and r
  * = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and u =
  * X (P r v - q r v / 2),
@@ -636,7 +743,6 @@ double ff_fixed_observe(double *model, double y)
         m.mean[k] += f * m.width[k] / s * residual;
         m.width[k] /= s;
         m.second[k] = m.width[k] * m.width[k];
-        compute_roots(&m, k & -LANES);
         return s;
     }
     if (m.by_pairs) {
@@ -645,11 +751,12 @@ double ff_fixed_observe(double *model, double y)
         r = 1.0 / sqrt(s);
         const double half = 0.5 * f * f * m.u[k] / s, scale = r * f;
         double *restrict z = m.queue_z + queued * np, *restrict u = m.queue_u + queued * np;
-        for (int64_t a = 0; a < np; a++) {
-            z[a] = scale * m.z[a];
-            u[a] = scale * m.u[a] - half * z[a];
+        for (int64_t a = 0; a < np; a += WIDTH) {
+            const loose by_z = scale * LOAD(m.z + a), by_u = scale * LOAD(m.u + a) - half * by_z;
+            STORE(z + a, by_z);
+            STORE(u + a, by_u);
+            update_actions(&m, a, by_z, by_u, r * residual);
         }
-        update_all(&m, r * residual, z, u);
         model[QUEUED] = (double)++queued;
         if (queued == QUEUE) {
             subtract_queue(&m, queued);
@@ -667,8 +774,7 @@ double ff_fixed_observe(double *model, double y)
         const double half = 0.5 * ff_dot(m.along, m.along, d);
         for (int64_t j = 0; j < dp; j++)
             m.across[j] -= half * m.along[j];
-        BY_TILES(np, multiply_rows, &m);
-        update_all(&m, r * residual, m.z, m.u);
+        BY_TILES(np, update_rows, &m, r * residual);
     }
     return s;
 }
@@ -689,15 +795,13 @@ int ff_fixed_arms(const double *model, const double **mean, const double **width
     return m.arms;
 }
 
-/* Set theta and the diagonal of V^{-1} at an arm, with exact roots. */
+/* Set theta and the diagonal of V^{-1} at an arm. */
 void ff_fixed_set_arm(double *model, int64_t a, double mean, double width)
 {
     const parts m = cut(model);
     m.mean[a] = mean;
     m.width[a] = width;
     m.second[a] = width * width;
-    m.root[a] = sqrt(width);
-    m.second_root[a] = sqrt(m.second[a]);
 }
 
 /* Return 1 if learning the action that was chosen last counts as clipping. */
@@ -715,7 +819,7 @@ double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, con
     if (m.arms)
         return largest_of(m.width, m.np) * (1.0 + 0x1p-50);
     const double multiple = ff_multiple_of_identity(w, d);
-    if (m.n < d || multiple == 0.0)
+    if (actions->actions < d || multiple == 0.0)
         return INFINITY;
     /* Before any data V was a multiple of I. */
     double *packed = scratch + d * d, *x = packed + ff_packed(d);
@@ -723,7 +827,7 @@ double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, con
     for (int64_t i = 0; i < d; i++)
         packed[ff_packed(i) + i] = 1.0 / (multiple * multiple);
     for (int64_t a = 0; a < m.n; a++) {
-        ff_features(actions, a, d, x);
+        ff_features(actions, (int64_t)m.offered[a], d, x);
         for (int64_t i = 0; m.weight[a] > 0.0 && i < d; i++)
             for (int64_t j = 0; j <= i; j++)
                 packed[ff_packed(i) + j] += m.weight[a] * (x[i] * x[j]);

@@ -22,15 +22,23 @@ FF_INLINE int ff_fixed_is_of(const double *model, int64_t released)
     return model[0] == (double)(released + 1);
 }
 
-/* Compute the model of the actions (float32, feature-major) from W and theta. bound: features are
- * clipped to this norm when they are learned; INFINITY: they are not. scratch: 7 d doubles. */
+/* Compute the model from W and theta. actions: float32, feature-major, always the same for one
+ * model. bound: features are clipped to this norm when they are learned; INFINITY: they are not.
+ * scratch: 7 d doubles. */
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch);
 
-/* Return the action with the largest score <x, theta> + beta ||x||_{V^-1} + gamma ||V^-1 x||, or,
- * if sieve is not NULL, the best action by its ranking among those that pass it. If several tie,
- * return the one with the lowest index. */
-int64_t ff_fixed_choose(double *model, double beta, double gamma, const ff_sieve *sieve);
+/* Return the action with the largest <x, theta> + ranking (beta ||x||_{V^-1} + gamma ||V^-1 x||), the
+ * lowest index if several tie. A ranking of 1 gives the largest score. */
+int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking);
+
+/* Return 1 if the last choice reaches the limit of a sieve (ff_scores.h) with this slack. Then it
+ * passes the sieve, also with a larger slack. */
+int ff_fixed_reaches(const double *model, double slack, double limit);
+
+/* Return the last choice, which was made by the ranking of the sieve, if it passes the sieve;
+ * otherwise choose the best action by the ranking among those that pass. */
+int64_t ff_fixed_choose_passing(double *model, double beta, double gamma, const ff_sieve *sieve);
 
 /* Learn the reward y of the action that was chosen last. Returns the factor by which det V
  * grows. */

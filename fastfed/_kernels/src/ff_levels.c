@@ -66,7 +66,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_one_set) \
     each(ff_score_sets) \
     each(ff_argmax_sets) \
-    each(ff_fixed_size) each(ff_fixed_make) each(ff_fixed_choose) each(ff_fixed_observe) \
+    each(ff_fixed_size) each(ff_fixed_make) each(ff_fixed_choose) each(ff_fixed_reaches) \
+    each(ff_fixed_choose_passing) each(ff_fixed_observe) \
     each(ff_fixed_arms) each(ff_fixed_set_arm) each(ff_group_round) \
     each(ff_fixed_log_entry) each(ff_fixed_is_clipped) each(ff_fixed_inverse_norm) \
     each(ff_stride) each(ff_fill_capacity) each(ff_actions_of) each(ff_reward_of) \

@@ -23,18 +23,24 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
+/* Update the bound on the eigenvalues of V^-1 of a silo that learns alone, in the rounds that do so.
+ * The slack of its sieve needs this bound. fixed: NULL, or the silo's model of these actions, which
+ * is used instead of w. */
+FF_INLINE void update_inverse(ff_curve *c, int64_t silo, int64_t round, const double *w,
+                              const double *fixed, const ff_actions *actions, int64_t d,
+                              double *scratch)
+{
+    if (c->inverses && ff_policy_updates_inverse(round))
+        c->inverses[silo] = fixed ? ff_fixed_inverse_norm(fixed, actions, w, d, scratch)
+                                  : ff_inverse_norm(w, d, scratch);
+}
+
 /* Return the sieve of a silo in a round. beta: the radius of the round. The slack of a silo that
- * learns alone changes in every round. fixed: NULL, or the silo's model of these actions, which is
- * used instead of w. */
-static ff_sieve sieve_of(ff_curve *c, int64_t silo, int64_t round, const double *w,
-                         const double *fixed, const ff_actions *actions, double beta, int64_t d,
-                         double *scratch)
+ * learns alone changes in every round. */
+static ff_sieve sieve_of(const ff_curve *c, int64_t silo, int64_t round, double beta, int64_t d)
 {
     ff_sieve sieve = c->sieve;
     if (c->inverses) {
-        if (ff_policy_updates_inverse(round))
-            c->inverses[silo] = fixed ? ff_fixed_inverse_norm(fixed, actions, w, d, scratch)
-                                      : ff_inverse_norm(w, d, scratch);
         const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
         sieve.slack = c->sieve_growth *
                       ff_slack(width, beta, c->second_bonus, 1.0,
@@ -96,11 +102,16 @@ static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_
     double *fixed = ff_policy_fixed(run, c, silo, actions, p);
     const double *w = c->w + ff_slot(c, silo) * d * d;
     const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
-    const ff_sieve sieve = c->sieve.ranking < 1.0
-                               ? sieve_of(c, silo, round, w, fixed, actions, beta, d, p->bound)
-                               : c->sieve;
-    const int64_t action =
-        ff_fixed_choose(fixed, beta, c->second_bonus, sieve.ranking < 1.0 ? &sieve : NULL);
+    int64_t action = ff_fixed_choose(fixed, beta, c->second_bonus, c->sieve.ranking);
+    if (c->sieve.ranking < 1.0) {
+        update_inverse(c, silo, round, w, fixed, actions, d, p->bound);
+        /* Most choices pass with the least possible slack, so the slack is not computed. */
+        const double least = c->inverses ? c->sieve_growth : c->sieve.slack;
+        if (!ff_fixed_reaches(fixed, least, c->sieve.limit)) {
+            const ff_sieve sieve = sieve_of(c, silo, round, beta, d);
+            action = ff_fixed_choose_passing(fixed, beta, c->second_bonus, &sieve);
+        }
+    }
     /* Only sums for a server need the features. */
     if (c->releases)
         ff_features(actions, action, d, p->feature);
@@ -117,8 +128,10 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
     model m = {c->w + ff_slot(c, silo) * d * d, c->theta + ff_slot(c, silo) * d,
                ff_policy_radius(c, log_det_of(c, silo), round, d), c->second_bonus, c->sieve};
     const int sieved = c->sieve.ranking < 1.0;
-    if (sieved)
-        m.sieve = sieve_of(c, silo, round, m.w, NULL, NULL, m.beta, d, p->bound);
+    if (sieved) {
+        update_inverse(c, silo, round, m.w, NULL, NULL, d, p->bound);
+        m.sieve = sieve_of(c, silo, round, m.beta, d);
+    }
     int64_t action = -1;
     /* If V is a multiple of I, computing scores is cheaper than bounding them. */
     const int identity = c->alike && (c->lazy || round - 1 == c->trigger.last);
@@ -179,8 +192,10 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
     const double beta = ff_policy_radius(c, log_det_of(c, silo), round, d);
     const int sieved = c->sieve.ranking < 1.0;
     ff_sieve sieve;
-    if (sieved)
-        sieve = sieve_of(c, silo, round, w, NULL, NULL, beta, d, p->bound);
+    if (sieved) {
+        update_inverse(c, silo, round, w, NULL, NULL, d, p->bound);
+        sieve = sieve_of(c, silo, round, beta, d);
+    }
     /* An environment that breaks its promise of arms must not make an index out of range. */
     if (c->score_diagonal && actions->actions != d)
         return -1;
