@@ -26,7 +26,7 @@ import numpy_lazy
 import peaks
 
 from fastfed._kernels import environments
-from fastfed.environments import FixedSet, RealizableLosses, Sphere
+from fastfed.environments import FixedSet, RealizableLosses, Sphere, StochasticLosses
 from fastfed.protocols.plan import check_plan
 from fastfed.simulation import bench, dispatch
 from fastfed.simulation.experiment import Experiment, make_experiment
@@ -81,7 +81,7 @@ class Row:
     def work(self) -> Work | None:
         """Return the least work of an agent-round, or None for a row without such a count."""
         environment = self.experiment.environment
-        if isinstance(environment, RealizableLosses):
+        if isinstance(environment, RealizableLosses | StochasticLosses):
             return None
         if isinstance(environment, FixedSet):
             return None if self.plan.releases else bench.fixed_set_work(self.experiment)
@@ -97,11 +97,11 @@ class Row:
             if not numba_releases:
                 return {}
             return {"numba": partial(_seeded, numba_releases.feducb, (check_plan(plan), TRUTH))}
-        if isinstance(environment, RealizableLosses):
+        if isinstance(environment, RealizableLosses | StochasticLosses):
             runs: dict[str, Run] = {
                 "NumPy": lambda n: (np.nan, numpy_experts.microseconds(plan, 0.5, n))
             }
-            if compiled:
+            if compiled and isinstance(environment, RealizableLosses):
                 runs["numba"] = lambda n: compiled.experts(plan, environment.mean, seed=n)
             return runs
         if isinstance(environment, Sphere):
@@ -164,6 +164,11 @@ def rows() -> Iterator[Row]:
             curve = {"algorithm": system, **budget}
             losses = partial(RealizableLosses, experts=10)
             yield Row(f"{system} m={silos}", losses, curve, rounds, silos)
+    curve = {"algorithm": "fed-dp-ope-stoch", "epsilon": 10.0, "noise": "central"}
+    curve["batch"] = "largest"
+    for experts, silos, rounds in ((10, 1, 50_000), (10, 10, 20_000), (100, 1, 20_000)):
+        losses = partial(StochasticLosses, experts=experts)
+        yield Row(f"fed-dp-ope d={experts} m={silos}", losses, curve, rounds, silos)
 
 
 @dataclass(frozen=True)

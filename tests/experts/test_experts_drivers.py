@@ -467,6 +467,29 @@ def test_gradients_of_linear_losses_are_sums_of_rows(name):
         np.testing.assert_array_equal(losses.gradients(rounds, x, threads), expected)
 
 
+@pytest.mark.parametrize("experts", [1, 10, 33, 64, 65, 128, 129, 300])
+@pytest.mark.parametrize("samples", [1, 15, 16, 17, 260])
+def test_gradients_of_coins_count_them_in_any_rounds(experts, samples):
+    """Sixteen rounds are drawn together; a group of silos shares a block of bits."""
+    rng = np.random.default_rng([experts, samples])
+    silos = 4 if experts > 64 else 128 // experts + 2
+    chance = coin_thresholds(*rng.choice([0.0, 0.25, 0.4, 0.5, 1.0], size=experts))
+    rounds = rng.integers(1, 2**32, size=(silos, samples))
+    x = np.full(experts, 1 / experts)
+    for common in (False, True):
+        losses = loss_kernels.Coins(5, 1, silos, chance, common=common)
+        expected = np.array(
+            [
+                np.sum([losses.row(i, int(t)) for t in own_rounds], axis=0)
+                for i, own_rounds in enumerate(rounds)
+            ]
+        )
+        for bounds in ((-1.0, 1.0, 1.0), (0.0, 2.0, np.inf)):
+            np.testing.assert_array_equal(losses.gradients(rounds, x, bounds=bounds), expected)
+        clipped = losses.gradients(rounds, x, bounds=(0.25, 0.75, 1.0))
+        np.testing.assert_array_equal(clipped, 0.25 * samples + 0.5 * expected)
+
+
 @pytest.mark.parametrize("common", [False, True])
 def test_gradients_of_quadratic_losses_are_sums_over_rounds(common):
     x = np.random.default_rng(1).dirichlet(np.ones(4))

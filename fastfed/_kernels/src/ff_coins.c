@@ -97,24 +97,30 @@ typedef uint16_t counts_of_rounds;
 #define DECIDE(ones, open, random, bits, later)                                                    \
     ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
 
-/* Draw the first `end` coins of a block in ROUNDS rounds: ones[w] receives the coins of word w in
- * rounds s->index, s->index + 1, ... Other bits are 0. */
-static void draw_rounds(const ff_coins *c, const ff_stream *s, int64_t block, int64_t end,
-                        words_of_rounds (*restrict ones)[PARTS])
+/* Draw coins from, .., to - 1 of a block in ROUNDS rounds: ones[w] receives the coins of word w.
+ * Other bits are 0. The rounds are listed (ROUNDS) or, if rounds is NULL, s->index, s->index + 1,
+ * ... */
+FF_INLINE void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *rounds,
+                           int64_t block, int64_t from, int64_t to,
+                           words_of_rounds (*restrict ones)[PARTS])
 {
     words_of_rounds open[WORDS][PARTS], random[WORDS][PARTS];
-    const int64_t words = (end + 31) / 32, stride = c->stride;
+    const int64_t begin = from / 32, end = (to + 31) / 32, stride = c->stride;
     for (int64_t w = 0; w < WORDS; w++)
         for (int i = 0; i < PARTS; i++) {
-            const uint32_t within = bits_of_word(0, end, w);
+            const uint32_t within = bits_of_word(from, to, w);
             ones[w][i] = (words_of_rounds){0} + (masks_of(c, SURE, w)[block] & within);
             open[w][i] = (words_of_rounds){0} + (masks_of(c, OPEN, w)[block] & within);
         }
     /* One plane after the other, until no coin is open. */
     for (int p = 0; p < FF_CHANCE_BITS; p++) {
-        ff_philox_indices(s, (uint32_t)(stride * p + block), (uint32_t(*)[ROUNDS])random);
+        if (rounds)
+            ff_philox_listed(s, (uint32_t)(stride * p + block), rounds,
+                             (uint32_t(*)[ROUNDS])random);
+        else
+            ff_philox_indices(s, (uint32_t)(stride * p + block), (uint32_t(*)[ROUNDS])random);
         words_of_rounds any = {0};
-        for (int64_t w = 0; w < words; w++) {
+        for (int64_t w = begin; w < end; w++) {
             const uint32_t bits = masks_of(c, BITS + p, w)[block];
             const uint32_t later = masks_of(c, OPEN + p + 1, w)[block];
             for (int i = 0; i < PARTS; i++) {
@@ -296,7 +302,7 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
     ff_stream stream = *s;
     uint64_t waits = 0;
     if (silos <= size) {
-        draw_rounds(c, &stream, block, silos * width, digit[0]);
+        draw_rounds(c, &stream, NULL, block, 0, silos * width, digit[0]);
         add_silos(digit, silos, width);
         return;
     }
@@ -305,7 +311,7 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
     for (int64_t silo = 0; silo < silos; silo += size) {
         const int64_t count = silos - silo < size ? silos - silo : size;
         stream.silo = (uint32_t)(silo / size);
-        draw_rounds(c, &stream, block, count * width, group[0]);
+        draw_rounds(c, &stream, NULL, block, 0, count * width, group[0]);
         add_silos(group, count, width);
         for (int64_t first = 0; count >> first; first++) {
             int64_t p = first;
@@ -415,5 +421,51 @@ void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int6
                 sum *= (uint16_t)times;
                 memcpy((char *)columns[k] + (size_t)i * sizeof sum, &sum, sizeof sum);
             }
+    }
+}
+
+/* Add the numbers of ones of every expert at one silo in n rounds to counts (d). Rounds are the
+ * lanes of vectors, and every lane counts in binary digits. */
+void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const int64_t *rounds,
+                    int64_t n, int64_t *restrict counts)
+{
+    const int64_t d = c->experts, size = group_size(d);
+    const int64_t digits = digits_of((n + ROUNDS - 1) / ROUNDS);
+    ff_stream stream = *s;
+    stream.silo = (uint32_t)(silo / size);
+    for (int64_t start = 0; start < d; start += BLOCK_BITS) {
+        block_words digit[DIGITS], ones;
+        const int64_t width = d - start < BLOCK_BITS ? d - start : BLOCK_BITS;
+        const int64_t from = silo % size * d;
+        memset(digit, 0, (size_t)digits * sizeof *digit);
+        for (int64_t base = 0; base < n; base += ROUNDS) {
+            uint32_t index[ROUNDS];
+            for (int64_t l = 0; l < ROUNDS; l++)
+                index[l] = (uint32_t)rounds[base + l < n ? base + l : n - 1];
+            draw_rounds(c, &stream, index, start / BLOCK_BITS, from, from + width, ones);
+            for (int64_t w = 0; w < WORDS; w++)
+                for (int64_t l = n - base; l < ROUNDS; l++)
+                    ((uint32_t *)ones[w])[l] = 0;
+            for (int64_t w = from / 32; 32 * w < from + width; w++)
+                for (int i = 0; i < PARTS; i++) {
+                    words_of_rounds carry = ones[w][i];
+                    for (int64_t p = 0; p < digits; p++) {
+                        const words_of_rounds both = digit[p][w][i] & carry;
+                        digit[p][w][i] ^= carry;
+                        carry = both;
+                    }
+                }
+        }
+        for (int64_t p = 0; p < digits; p++) {
+            block_words aligned;
+            for (int64_t w = 0; w < WORDS; w++)
+                for (int i = 0; i < PARTS; i++)
+                    aligned[w][i] = 32 * w < width ? bits_from(digit[p], from + 32 * w, i)
+                                                   : (words_of_rounds){0};
+            for (int64_t l = 0; l < ROUNDS; l++)
+                for (int64_t h = 0; 64 * h < width; h++)
+                    add_bits(half_of(aligned, h, l), width - 64 * h < 64 ? width - 64 * h : 64,
+                             (int64_t)1 << p, counts + start + 64 * h);
+        }
     }
 }

@@ -37,6 +37,10 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row);
 
+/* Add the numbers of ones at one silo in n rounds, listed in `rounds` (n), to counts (d). */
+void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const int64_t *rounds,
+                    int64_t n, int64_t *restrict counts);
+
 /* Number of rounds whose coins are drawn together. */
 #define FF_COIN_ROUNDS FF_PHILOX_LANES
 

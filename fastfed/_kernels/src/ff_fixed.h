@@ -28,8 +28,8 @@ FF_INLINE int ff_fixed_is_of(const double *model, int64_t released)
 void ff_fixed_make(double *model, const ff_actions *actions, const double *w, const double *theta,
                    double bound, int64_t released, int64_t d, double *scratch);
 
-/* Return the action with the largest <x, theta> + ranking (beta ||x||_{V^-1} + gamma ||V^-1 x||), the
- * lowest index if several tie. A ranking of 1 gives the largest score. */
+/* Return the action with the largest <x, theta> + ranking (beta ||x||_{V^-1} + gamma ||V^-1 x||),
+ * the lowest index if several tie. A ranking of 1 gives the largest score. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking);
 
 /* Return 1 if the last choice reaches the limit of a sieve (ff_scores.h) with this slack. Then it

@@ -22,6 +22,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 /* clang-format off */
 #define EACH_OF(each) \
     each(ff_stream_open) each(ff_philox) each(ff_philox_blocks) each(ff_philox_indices) \
+    each(ff_philox_listed) each(ff_coins_count) \
     each(ff_key) each(ff_normal_capacity_f32) \
     each(ff_normals_f32) each(ff_random_u32_capacity) each(ff_random_u32) \
     each(ff_normal_capacity_f64) each(ff_normals_from_bits) each(ff_normals_f64) \

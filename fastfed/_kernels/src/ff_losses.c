@@ -238,6 +238,23 @@ static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t repli
     return FF_OK;
 }
 
+/* Return 1 if the sum of the gradients of a silo's losses in n rounds is the number of ones of each
+ * expert: losses are linear coins, clipping does not change 0 or 1, and the sum starts from 0. */
+static int are_counts(const ff_losses *l, const int64_t *rounds, int64_t n, const double *parent,
+                      const ff_gradient_bounds *bounds, const double *total)
+{
+    if (l->kind != FF_LOSS_COINS || l->quadratic || l->planned >= 0 || parent ||
+        !(bounds->low <= 0.0 && bounds->high >= 1.0))
+        return 0;
+    for (int64_t k = 0; k < l->experts; k++)
+        if (total[k] != 0.0)
+            return 0;
+    for (int64_t i = 0; i < n; i++)
+        if (rounds[i] > l->last)
+            return 0;
+    return 1;
+}
+
 /* Add to total (d) the clipped gradients at x of one silo's losses in n rounds or, if parent is not
  * NULL, the clipped differences from the gradients at parent. Returns FF_OK or a negative
  * status. */
@@ -249,6 +266,14 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
     const int64_t d = l->experts;
     const double unit = unit_of(l), most = bounds->most;
     double *g = scratch->called, *gradient = g + d, *parent_gradient = gradient + d;
+    if (are_counts(l, rounds, n, parent, bounds, total)) {
+        const ff_stream s = ff_stream_open(seed, FF_CONTEXT, (uint32_t)replicate, 0, 0);
+        memset(scratch->sums, 0, (size_t)d * sizeof *scratch->sums);
+        ff_coins_count(&l->coins, &s, l->common ? 0 : silo, rounds, n, scratch->sums);
+        for (int64_t k = 0; k < d; k++)
+            total[k] = (double)scratch->sums[k];
+        return FF_OK;
+    }
     for (int64_t i = 0; i < n; i++) {
         int64_t status = FF_OK;
         if (l->kind != FF_LOSS_GRADIENT) {

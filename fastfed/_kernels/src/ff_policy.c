@@ -23,9 +23,9 @@ FF_INLINE double log_det_of(const ff_curve *c, int64_t silo)
     return ff_learns(c) ? c->log_dets[silo] : c->log_det;
 }
 
-/* Update the bound on the eigenvalues of V^-1 of a silo that learns alone, in the rounds that do so.
- * The slack of its sieve needs this bound. fixed: NULL, or the silo's model of these actions, which
- * is used instead of w. */
+/* Update the bound on the eigenvalues of V^-1 of a silo that learns alone, if that is due in this
+ * round (ff_policy_updates_inverse). The slack of its sieve needs this bound. fixed: NULL, or the
+ * silo's model of these actions, which is used instead of w. */
 FF_INLINE void update_inverse(ff_curve *c, int64_t silo, int64_t round, const double *w,
                               const double *fixed, const ff_actions *actions, int64_t d,
                               double *scratch)

@@ -199,8 +199,8 @@ FF_INLINE pairs products_of(pairs a, pairs b)
 
 /* Compute LANES Philox blocks side by side: even lanes in one vector, odd lanes in the other, with
  * counters in the lower halves of the lanes. The upper halves are not used. The lanes differ in
- * their block number or, if `indices` is 1, in their index. */
-FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+ * their block number or, if index is not NULL, in their index (LANES). */
+FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, const uint32_t *restrict index,
                             uint32_t (*restrict out)[LANES])
 {
     const pairs m0 = (pairs){0} + PHILOX_M0, m1 = (pairs){0} + PHILOX_M1, zero = {0};
@@ -209,11 +209,11 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
         for (int odd = 0; odd < 2; odd++) {
             uint64_t lane[WIDTH] FF_ALIGNED;
             for (int l = 0; l < WIDTH; l++)
-                lane[l] = (uint64_t)(first + 2 * l + odd);
+                lane[l] = index ? index[first + 2 * l + odd] : (uint64_t)(first + 2 * l + odd);
             pairs number;
             memcpy(&number, lane, sizeof lane);
-            c[0][odd] = (indices ? zero : number) + block;
-            c[1][odd] = (indices ? number : zero) + s->index;
+            c[0][odd] = (index ? zero : number) + block;
+            c[1][odd] = index ? number : zero + s->index;
             c[2][odd] = zero + s->silo;
             c[3][odd] = zero + s->replicate;
         }
@@ -233,33 +233,48 @@ FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
     }
 }
 #else
-/* Compute LANES Philox blocks that differ in their block number or, if `indices` is 1, in their
- * index. */
-FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, int indices,
+/* Compute LANES Philox blocks that differ in their block number or, if index is not NULL, in their
+ * index (LANES). */
+FF_INLINE void philox_lanes(const ff_stream *s, uint32_t block, const uint32_t *restrict index,
                             uint32_t (*restrict out)[LANES])
 {
-    const uint32_t by_block = indices ? 0 : 1, by_index = indices ? 1 : 0;
     for (uint32_t l = 0; l < LANES; l++)
-        philox_block(s->key0, s->key1, block + by_block * l, s->replicate, s->silo,
-                     s->index + by_index * l, &out[0][l], &out[1][l], &out[2][l], &out[3][l]);
+        philox_block(s->key0, s->key1, index ? block : block + l, s->replicate, s->silo,
+                     index ? index[l] : s->index, &out[0][l], &out[1][l], &out[2][l], &out[3][l]);
 }
 #endif
 
 /* Compute LANES consecutive blocks of a stream: out[i][l] receives word i of block first + l. */
 void ff_philox_blocks(const ff_stream *s, uint32_t first, uint32_t (*restrict out)[LANES])
 {
-    philox_lanes(s, first, 0, out);
+    philox_lanes(s, first, NULL, out);
+}
+
+/* Write LANES consecutive numbers from `first` on. */
+FF_INLINE void consecutive(uint32_t first, uint32_t out[LANES])
+{
+    for (uint32_t l = 0; l < LANES; l++)
+        out[l] = first + l;
 }
 
 /* Compute one block of each of LANES streams with consecutive indices: out[i][l] receives word i of
  * the stream with index s->index + l. */
 void ff_philox_indices(const ff_stream *s, uint32_t block, uint32_t (*restrict out)[LANES])
 {
-    philox_lanes(s, block, 1, out);
+    uint32_t index[LANES];
+    consecutive(s->index, index);
+    philox_lanes(s, block, index, out);
+}
+
+/* Compute one block of each of LANES streams, which have the listed indices. */
+void ff_philox_listed(const ff_stream *s, uint32_t block, const uint32_t *restrict index,
+                      uint32_t (*restrict out)[LANES])
+{
+    philox_lanes(s, block, index, out);
 }
 
 /* Start the generators of a stream. */
-FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x) { philox_lanes(s, 0, 0, x->s); }
+FF_INLINE void xoshiro_start(const ff_stream *s, xoshiro *x) { philox_lanes(s, 0, NULL, x->s); }
 
 /* Return the generators from `first` on. */
 FF_INLINE generators generators_from(const xoshiro *x, int first)
@@ -466,7 +481,7 @@ void ff_normals_f64(const ff_stream *s, int64_t n, double *restrict out)
     for (int64_t base = 0; base < blocks; base += LANES) {
         uint32_t words[4][LANES] FF_ALIGNED;
         uint64_t a[LANES], b[LANES];
-        philox_lanes(s, (uint32_t)base, 0, words);
+        philox_lanes(s, (uint32_t)base, NULL, words);
         for (int l = 0; l < LANES; l++) {
             a[l] = bits53(words[0][l], words[1][l]);
             b[l] = bits53(words[2][l], words[3][l]);
@@ -505,7 +520,7 @@ void ff_laplace(const ff_stream *s, int64_t n, double *restrict out)
     for (int64_t base = 0; base < blocks; base += LANES) {
         uint32_t words[4][LANES] FF_ALIGNED;
         uint64_t a[LANES], b[LANES];
-        philox_lanes(s, (uint32_t)base, 0, words);
+        philox_lanes(s, (uint32_t)base, NULL, words);
         for (int l = 0; l < LANES; l++) {
             a[l] = bits53(words[0][l], words[1][l]);
             b[l] = bits53(words[2][l], words[3][l]);
@@ -582,7 +597,7 @@ double ff_uniform(const ff_stream *s, uint32_t block)
 void ff_uniforms(const ff_stream *s, double out[LANES])
 {
     uint32_t words[4][LANES];
-    philox_lanes(s, 0, 1, words);
+    ff_philox_indices(s, 0, words);
     for (int l = 0; l < LANES; l++)
         out[l] = unit_f64(bits53(words[0][l], words[1][l]));
 }
@@ -668,7 +683,7 @@ static void fill_cache(const ff_stream *s, uint32_t first, block_cache *cache)
     cache->first = first;
     for (uint32_t l = 0; l < CACHED_BLOCKS; l += LANES) {
         uint32_t words[4][LANES] FF_ALIGNED;
-        philox_lanes(s, first + l, 0, words);
+        philox_lanes(s, first + l, NULL, words);
         for (int i = 0; i < 4; i++)
             memcpy(cache->w[i] + l, words[i], sizeof words[i]);
     }

@@ -101,12 +101,15 @@ void ff_random_u32(const ff_stream *s, int64_t n, uint32_t *restrict out);
 void ff_philox(const ff_stream *s, uint32_t block, uint32_t out[4]);
 
 /* Write the words of FF_PHILOX_LANES consecutive blocks of a stream, or of block number `block` of
- * the streams with indices s->index, s->index + 1, ...: out[i][l] is word i of lane l. */
+ * the streams with indices s->index, s->index + 1, ..., or with the listed indices: out[i][l] is
+ * word i of lane l. */
 #define FF_PHILOX_LANES 16
 void ff_philox_blocks(const ff_stream *s, uint32_t first,
                       uint32_t (*restrict out)[FF_PHILOX_LANES]);
 void ff_philox_indices(const ff_stream *s, uint32_t block,
                        uint32_t (*restrict out)[FF_PHILOX_LANES]);
+void ff_philox_listed(const ff_stream *s, uint32_t block, const uint32_t *restrict index,
+                      uint32_t (*restrict out)[FF_PHILOX_LANES]);
 
 /* Return a uniform number in (0, 1) with 53 bits, from block number `block`. */
 double ff_uniform(const ff_stream *s, uint32_t block);

@@ -37,6 +37,7 @@ and one client: sets, trees, phases and clients compose in parallel, and a total
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import msgspec
 
@@ -112,13 +113,24 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
         raise InputError(f"batch must be at least 2^trees = {2**count}, got {b}")
     gradient_range = number("spread", spread, above=0)
     beta = smoothness if smoothness == math.inf else number("smoothness", smoothness, at_least=0)
+    return _checked_sets(b, count, gradient_range, beta)
+
+
+@lru_cache(maxsize=256)
+def _checked_sets(
+    batch: int, trees: int, spread: float, smoothness: float
+) -> tuple[VertexSet, ...]:
+    """List the sets for valid arguments of `vertex_sets`.
+
+    The results are stored, because every run computes them once for each phase of its plan.
+    """
     sets = []
-    for j in range(1, count + 1):
-        sets.append(VertexSet(j, 0, 2**j, gradient_range / b))
+    for j in range(1, trees + 1):
+        sets.append(VertexSet(j, 0, 2**j, spread / batch))
         for h in range(1, j + 1):
             distance = max_change(2**j - 1, 2 ** (j - h))
-            change = 2.0 * min(gradient_range, beta * distance)
-            sets.append(VertexSet(j, h, 2 ** (j - h), change * 2**h / b))
+            change = 2.0 * min(spread, smoothness * distance)
+            sets.append(VertexSet(j, h, 2 ** (j - h), change * 2**h / batch))
     return tuple(sets)
 
 
