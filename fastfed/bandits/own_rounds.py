@@ -163,9 +163,9 @@ def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
     Parameters
     ----------
     config : Config
-        The curve's keys, with or without ``share``.
+        Keys of the curve (one system in an experiment), with or without ``share``.
     problem : ProblemSpec
-        Sizes.
+        Sizes: silos M, rounds T, dimension d.
 
     Returns
     -------
@@ -308,7 +308,7 @@ def with_own_rounds(
     theory : Theory
         The theory of the plan's radius.
     config : Config
-        The curve's keys, with or without ``share``.
+        Keys of the curve (one system in an experiment), with or without ``share``.
     variances : ndarray, shape (K + 1,), optional
         Variance of one noise source at each release k = 0..K, in units of one tree node's variance.
         The default is 0.

@@ -139,7 +139,7 @@ def make_theory(
         - "published-code": the radius of the experiment code of that paper.
         - "lemma-a2", "lemma-a4": the same lemmas for one agent (chowdhury-zhou-2022, Appendix A).
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     distribution : NoiseDistribution
         The distribution of the noise in the synchronised sums.
     failure_probability : float

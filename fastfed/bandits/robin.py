@@ -140,7 +140,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 
 
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
-    """Build the system of one robin curve: its plan, certificate and bounds."""
+    """Build the system of one robin curve of an experiment: its plan, certificate and bounds."""
     clip = config.bounds(published=config.radius == "published-code")
     local_plan, theory = assemble(
         config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip

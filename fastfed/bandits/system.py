@@ -72,7 +72,7 @@ class Algorithm(_system.Algorithm):
         config : msgspec.Struct
             The checked keys, as returned by `check`.
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
         Returns
         -------
@@ -141,7 +141,7 @@ def check_required(what: str, config: Config, *needs: tuple[str, object, str]) -
     what : str
         The feature, such as "delay".
     config : Config
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     *needs : (str, object, str)
         Key, value that it must have (None: the key must be missing), and why.
     """
@@ -251,7 +251,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         """
         sieve = self.sieve
         if sieve is None:
@@ -351,7 +351,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         clip : Clip or None
             Clipping bounds of records, used if the problem does not declare a range of rewards.
 
@@ -380,7 +380,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         clip : Clip, optional
             Returned if the curve has no ``reward_centre``.
 

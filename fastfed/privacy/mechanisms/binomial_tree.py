@@ -86,7 +86,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     vector_scale : float
         The factor of the published code, for calibration "published-code".
     honest_fraction : float

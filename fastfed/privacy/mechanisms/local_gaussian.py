@@ -321,7 +321,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     returning : int
         M0, the largest number of batches that one user takes part in, once in each batch.
     covariance_ratio : float

@@ -70,7 +70,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     rate : float
         r > 0, per unit of loss.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------
@@ -263,7 +263,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
     eta : float
         > 0: an expert of cost c is chosen with probability proportional to exp(-eta c / 2).
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------

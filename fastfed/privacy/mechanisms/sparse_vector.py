@@ -362,7 +362,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     calibration : {"exact", "printed", "zcdp"}
         The rule that chose the noise and eta.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------

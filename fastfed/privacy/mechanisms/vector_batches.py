@@ -72,7 +72,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     vector_scale : float
         The factor of the published code.
     honest_fraction : float

@@ -156,7 +156,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     calibration : {"exact", "corrected", "printed"}
         The rule that chose the scales.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------

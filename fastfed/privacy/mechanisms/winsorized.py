@@ -104,7 +104,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     remark : str
         A remark on the rule, for the certificate.
 

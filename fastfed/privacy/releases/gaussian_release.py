@@ -86,7 +86,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
     release : {"tree", "honaker", "toeplitz", "factorised", "buffered"}
