@@ -255,7 +255,8 @@ def usual_release(
     Parameters
     ----------
     config : Config
-        Keys of the curve (one system in an experiment), with calibration, covariance_ratio and failure_probability.
+        Keys of the curve (one system in an experiment), with calibration, covariance_ratio and
+        failure_probability.
     protocol : str
         The protocol, which says who adds the noise: a protocol of private-fedlinucb, or
         "agent-central".

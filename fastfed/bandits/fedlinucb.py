@@ -394,8 +394,8 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         if self.reward_centre is not None:
-            # The confidence radius is within 1 % of the radius with the best ratio, for a constant
-            # feature 1 / sqrt(2 kappa) with kappa from 2 to 4 (docs/centred.md).
+            # Nearly the best ratio for a constant feature 1 / sqrt(2 kappa) with kappa from 2 to 4:
+            # the bound on the norm of N (theta* - theta0) - h is within 3 % of its minimum.
             return 1.0
         # The other calibrations and layouts fix the ratio that their formulas assume.
         can_choose = self.calibration == "exact" and self.layout in (None, "goe2")

@@ -676,7 +676,7 @@ class DecentralizedConfig(FedUCBConfig, frozen=True, kw_only=True):
 
 
 def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> System:
-    """Build the system of one feducb-decentralized curve of an experiment: its plan, certificate and bounds."""
+    """Build the system of one feducb-decentralized curve: its plan, certificate and bounds."""
     if problem.silos > MAX_SILOS:
         raise InputError(f"silos must be <= {MAX_SILOS} without a server, got {problem.silos}")
     graph = Graph.of(config.graph, problem.silos, config.graph_seed)
