@@ -91,7 +91,7 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         _check_fields(self, "dimension", "silos", "releases", "gamma")
         number("failure_probability", self.failure_probability, above=0, at_most=1)
 
@@ -219,7 +219,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         _check_fields(self, "horizon", "silos", "dimension", "gamma")
         number("rho_max", self.rho_max, at_least=number("rho_min", self.rho_min, above=0))
 

@@ -66,8 +66,8 @@ def amplified(
 ) -> Amplified:
     """Return the guarantee of Lemma F.2 for the shuffled messages of silos.
 
-    Each silo has n = ``points`` points. The local mechanism, which makes a silo's message, is Gaussian and (epsilon0, delta0)-private.
-    With N = ``silos``,
+    Each silo has n = ``points`` points. The local mechanism, which makes a silo's message, is
+    Gaussian and (epsilon0, delta0)-private. With N = ``silos``,
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
     under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. Here inner is
@@ -338,7 +338,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     horizon: int
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         GaussianTree.__post_init__(self)
         integer("silos", self.silos, at_least=1)
         integer("batch_size", self.batch_size, at_least=1)

@@ -123,7 +123,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("releases", self.releases, at_least=0)
         integer("batch_points", self.batch_points, at_least=1)
         integer("dimension", self.dimension, at_least=1)

@@ -111,7 +111,7 @@ class BitCounts(UserBits, frozen=True):
     users: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         super().__post_init__()
         integer("users", self.users, at_least=1)
         integer("returning", self.returning, at_least=1, at_most=1)

@@ -217,7 +217,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         # A plan is plain data that anybody can change, so check its numbers here, too.
         if not self.factor or any(len(row) != k for k, row in enumerate(self.factor, start=1)):
             raise InputError("factor must have rows of 1, 2, 3, ... entries, one row per release")
@@ -430,7 +430,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return _SOURCE
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), "proven", note)
         return [

@@ -87,7 +87,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     # The same two arguments without a crossing query cover the outcome "none".
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
@@ -236,7 +236,7 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
     monotone: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         number("scale", self.scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
         boolean("monotone", self.monotone)
@@ -385,7 +385,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("switches", self.switches, at_least=0)
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
@@ -425,7 +425,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return {"threshold": sqrt2 * self.threshold_scale, "query": sqrt2 * self.query_scale}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"the expert is changed at most {self.switches} times", True),

@@ -167,7 +167,7 @@ class UserBits(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         integer("flips", self.flips, at_least=1, at_most=FLIP_UNITS // 2 - 1)
         integer("returning", self.returning, at_least=1)
         choice("unit", self.budget.unit, ("reward",))
@@ -180,7 +180,7 @@ class UserBits(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the source of the rule that chose the noise, with authors and year."""
         return _SOURCE
 
     @property

@@ -112,7 +112,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("batch_size", self.batch_size, at_least=1)
         integer("dimension", self.dimension, at_least=1)
         levels = tuple(integer("g", v, at_least=1) for v in self.g)
@@ -129,7 +129,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
+        """Return the budget's relation, which is the default ``relation`` of all methods."""
         return self.budget.relation
 
     @property
@@ -331,7 +331,7 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the source of the rule that chose the noise, with authors and year."""
         return self.batches[0].source
 
     @property

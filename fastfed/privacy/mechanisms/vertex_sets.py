@@ -184,7 +184,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         vertex_sets(self.batch, self.trees, self.spread, self.smoothness)
         integer("experts", self.experts, at_least=2)
         choice("protect", self.protect, PROTECTED)
@@ -239,7 +239,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return {f"tree {j}": math.sqrt(2.0) * s for j, s in enumerate(self.scales, start=1)}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         epsilon = self.exact() if self.protect == "experts" else self.exact_messages()
         output = "the experts" if self.protect == "experts" else "one client's messages"
         lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"

@@ -136,7 +136,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         d2 = padded_dimension(self.dimension)
         if self.padded != d2:
             raise InputError(
@@ -208,7 +208,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(self.parts(), self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else "computed"
         times = "once" if self.releases == 1 else f"{self.releases} times"
         return [

@@ -54,7 +54,7 @@ class LayoutNoise:
 
     @property
     def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
+        """Return the budget's relation, which is the default ``relation`` of all methods."""
         return self.budget.relation
 
     @property
@@ -129,7 +129,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         check_factor(self.release, self.releases, self.factor)
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
@@ -200,7 +200,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by exact accounting, and the participation assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), note=note)
         return [*participation_conditions(self.returning), claim]
