@@ -209,9 +209,9 @@ def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate choices of the smallest of many noisy scores.
 
-    A record changes each score by at most 1, or ``size.sensitivity``. ``noise_std`` of the result is that of one score. Its ``mu`` is sqrt(releases) e, where each
-    choice is (e, 0)-private: by the central limit theorem, many choices together resemble a mu-GDP
-    mechanism.
+    A record changes each score by at most 1, or ``size.sensitivity``. ``noise_std`` of the result
+    is that of one score. Its ``mu`` is sqrt(releases) e, where each choice is (e, 0)-private: by
+    the central limit theorem, many choices together resemble a mu-GDP mechanism.
     """
     epsilon_per_choice = largest_share(
         budget.epsilon, budget.delta, "randomized-response", releases
