@@ -239,7 +239,7 @@ class User(Once):
 
     @property
     def release(self) -> int:
-        """Return the release (counted from 1) that contains this user's message."""
+        """Return the number (from 1) of the release that contains this user's message."""
         return self.plan.due(self.number - 1) + 1
 
     @property
@@ -249,7 +249,7 @@ class User(Once):
 
     @once
     def message(self, x: object, reward: float) -> Report | Bits:
-        """Make the user's message. Only one call is allowed: two messages would reveal more.
+        """Return the user's message. Only one call is allowed: two messages would reveal more.
 
         Parameters
         ----------
@@ -289,7 +289,8 @@ class User(Once):
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Return the message that encodes data point (x, y) as bits, with noise bits.
 
-        Without a shuffler it has only one number for each entry, computed from its number of ones.
+        Without a shuffler, the message is a Counts: the number of ones of each entry, minus its
+        mean for a data point of zero.
         """
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
@@ -314,8 +315,8 @@ class Shuffler(Once):
     ``shuffle`` takes the messages of all silos for the next release and returns the messages that
     the server may see. Statistics are permuted as whole messages. Bits are permuted within each
     label, so that a bit reveals its entry and nothing else. Permuted bits reveal only their number
-    of ones; so if silos send counts, or sums of users' bits, instead of bits, the total is
-    forwarded. Every release uses a new uniform permutation.
+    of ones. So if silos send counts, or sums of users' bits, instead of bits, the shuffler forwards
+    only their total. Every release uses a new uniform permutation.
 
     Parameters
     ----------
