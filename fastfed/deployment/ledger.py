@@ -209,7 +209,7 @@ class Ledger:
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """List (dataset, plan) of the plans that `add_second` has recorded."""
+        """Return the pair (dataset, plan) of each plan that `add_second` has recorded."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -249,11 +249,11 @@ class Ledger:
         return None if row is None else (row[0], row[1])
 
     def charges(self, dataset: str) -> list[Charge]:
-        """List all charges on a dataset, ordered by plan and release."""
+        """Return all charges on a dataset, ordered by plan and release."""
         return sorted(self._charges(dataset), key=lambda charge: (charge.plan, charge.release))
 
     def _charges(self, dataset: str) -> list[Charge]:
-        """List all charges on a dataset in the order in which they were recorded.
+        """Return all charges on a dataset in the order in which they were recorded.
 
         Charges are only added, so each call reads only the rows that the last one did not read.
         """
@@ -275,14 +275,14 @@ class Ledger:
         return None if row is None else Charge(*row)
 
     def datasets(self) -> list[str]:
-        """List all datasets with a ceiling or a charge."""
+        """Return all datasets with a ceiling or a charge."""
         query = "SELECT dataset FROM ceilings UNION SELECT dataset FROM charges ORDER BY 1"
         return [row[0] for row in self._db.execute(query)]
 
     def epsilon(
         self, dataset: str, delta: float | None = None, more: Charge | None = None
     ) -> float:
-        """Compute the epsilon that all charges on a dataset have spent.
+        """Return the epsilon that all charges on a dataset have spent.
 
         Parameters
         ----------
@@ -347,7 +347,7 @@ class Ledger:
 
 
 def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
-    """Compute the epsilon of a composition of charges at delta.
+    """Return the epsilon of a composition of charges at delta.
 
     It is the smaller of two bounds. The first composes all charges by their ``mu2``. The second
     adds the pure epsilons of charges that have one, and composes only the other charges by ``mu2``.
@@ -362,7 +362,7 @@ def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _epsilon_by_mu2(charges: list[Charge], delta: float) -> float:
-    """Compute the epsilon of a composition of charges at delta, by the sum of their ``mu2``.
+    """Return the epsilon of a composition of charges at delta, by the sum of their ``mu2``.
 
     It is infinite if delta does not exceed the sum of the failure probabilities.
     """

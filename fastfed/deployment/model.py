@@ -95,7 +95,7 @@ class Model(Acting):
         return self.plan.end(release)
 
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
-        """Compute the estimate from the sums (s,) of a release plus those of an earlier plan."""
+        """Return the estimate from the sums (s,) of a release plus those of an earlier plan."""
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
             self._regularised(values, release, shift),
@@ -125,7 +125,7 @@ class Model(Acting):
         return sums
 
     def _radius_at(self, release: int) -> float:
-        """Compute the radius beta after a release."""
+        """Return the radius beta after a release."""
         # `_radius` reads the release and the round of this object.
         saved = self.release, self.round
         self.release, self.round = release, self._round_of(release)
@@ -486,7 +486,7 @@ def plan_depth(deployed: DeployedPlan) -> int:
 
 
 def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
-    """List a plan and all plans that it continues, oldest first."""
+    """Return a plan and all plans that it continues, oldest first."""
     earlier_plans = chain(deployed.earlier) if deployed.earlier is not None else []
     return [*earlier_plans, deployed]
 
@@ -495,7 +495,7 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 
 
 def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
-    """Compute the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
+    """Return the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
 
     Notes
     -----
@@ -610,7 +610,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """Convert a schema to plain data."""
+    """Return a schema as plain data."""
     data: dict[str, Any] = {
         "norm": schema.norm,
         "columns": [msgspec.structs.asdict(column) for column in schema.columns],

@@ -191,13 +191,13 @@ class MeanRange:
 
 
 class _Points:
-    """Compute what each record adds to the sums; these plans do not randomize records."""
+    """What each record adds to the sums; these plans do not randomize records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute what one record adds to the sums, (s,)."""
+        """Return what one record adds to the sums, (s,)."""
         statistic = np.zeros(self._size)
         linalg.accumulate(statistic, x, y)
         return statistic
@@ -254,7 +254,7 @@ class PhaseSilo(SiloParty):
         return covered
 
     def _learn_locally(self) -> None:
-        """Compute the local policy's sums from the leaves."""
+        """Return the local policy's sums from the leaves."""
         self.model.use_records(self._leaf_sums.sum(axis=0), self._record_count)
 
     def status(self, now: float | None = None) -> dict[str, object]:
@@ -265,7 +265,7 @@ class PhaseSilo(SiloParty):
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """Make the report of a phase: the least-squares estimate (d,) of its records, or zeros.
+        """Return the report of a phase: the least-squares estimate (d,) of its records, or zeros.
 
         The same records give the same bytes.
         """
@@ -298,7 +298,7 @@ class PhaseHub(Hub):
         return of_phases(self.deployed)
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute the model (d,) of a release: the private mean of the estimates in its set.
+        """Return the model (d,) of a release: the private mean of the estimates in its set.
 
         A silo without a report counts with an estimate of 0.
         """

@@ -151,7 +151,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return "one of " + ", ".join(self.codes[:20]) + (", ..." if len(self.codes) > 20 else "")
 
     def features(self, value: object) -> list[float]:
-        """Compute the features of one value of this column.
+        """Return the features of one value of this column.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [*(empty if filled is None else filled), *([1.0] if self.missing_flag else [])]
 
     def _encoded(self, value: object) -> list[float] | None:
-        """Compute the features of a value that is not missing, without the missing flag.
+        """Return the features of a value that is not missing, without the missing flag.
 
         Return None for text in place of a number, a number outside the range that is not clipped,
         or an unknown code.
@@ -235,7 +235,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return np.array(self.features) if self.features else np.eye(len(self.names))
 
     def columns(self, context: Sequence[Column]) -> tuple[Column, ...]:
-        """List the columns of a row, given the columns of a record's features."""
+        """Return the columns of a row, given the columns of a record's features."""
         context_columns = [*context]
         if self.constant:
             context_columns.append(
@@ -260,7 +260,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return tuple(columns)
 
     def rows(self, context: Sequence[float], offered: Sequence[int]) -> np.ndarray:
-        """Compute the rows (K, d) of the offered actions, given the features of a record."""
+        """Return the rows (K, d) of the offered actions, given the features of a record."""
         features = [*context, self.constant] if self.constant else [*context]
         rows = np.kron(self.matrix[list(offered)], np.array(features)[None, :])
         if self.shared:
@@ -299,7 +299,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     correct: tuple[tuple[str, str], ...]
 
     def reward(self, value: object, action: str) -> float:
-        """Compute the reward of an action from its outcome.
+        """Return the reward of an action from its outcome.
 
         Raises
         ------
@@ -364,7 +364,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
     def context(self, record: Mapping[str, Any]) -> list[float]:
-        """Compute the features of a record; an InputError names the column that does not fit."""
+        """Return the features of a record; an InputError names the column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
         names = {variable.name for variable in self.variables}
@@ -434,7 +434,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return scaled
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:
-        """Compute the features of the offered actions of one decision.
+        """Return the features of the offered actions of one decision.
 
         Parameters
         ----------
@@ -472,7 +472,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.records.actions.names[index] if self.records is not None else ""
 
     def reward(self, outcome: object, action: int) -> float:
-        """Compute the reward of an action, given by its index, from its outcome."""
+        """Return the reward of an action, given by its index, from its outcome."""
         if self.records is None:
             raise InputError("this plan declares no outcome: give the reward, in [0, 1]")
         return self.records.outcome.reward(outcome, self.action(action))
