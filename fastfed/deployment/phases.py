@@ -254,7 +254,7 @@ class PhaseSilo(SiloParty):
         return covered
 
     def _learn_locally(self) -> None:
-        """Return the local policy's sums from the leaves."""
+        """Compute the local policy's sums from the leaves."""
         self.model.use_records(self._leaf_sums.sum(axis=0), self._record_count)
 
     def status(self, now: float | None = None) -> dict[str, object]:

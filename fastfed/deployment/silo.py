@@ -576,7 +576,7 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Return a `Join` with this silo's nonce and, if the hub has sent a nonce, one with that.
+        """Return a `Join` with this silo's nonce, and another with the hub's nonce if there is one.
 
         The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
         second message repeats the hub's nonce, and so proves that this silo is running now.
