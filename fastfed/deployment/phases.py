@@ -96,13 +96,13 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: Values with Laplace noise of more than this many scales are refused. Honest noise exceeds it
+#: Values whose Laplace noise is more than this number of scales are refused. Honest noise is larger
 #: once in 10^17 numbers.
 _MAX_NOISE_SCALES = 40.0
 
 
 class PhaseModel(Acting):
-    """Choose actions by a local UCB policy in the initial phases, and then by the last broadcast.
+    """Chooses actions by a local UCB policy in the initial phases, and then by the last broadcast.
 
     In the initial phases, the policy uses only the silo's own records.
 
