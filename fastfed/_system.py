@@ -35,7 +35,7 @@ def account(plan: Any, problem: Any) -> Certificate:
     plan : Plan, PeerPlan, PhasePlan, ExpertPlan or a registered kind
         Plain data that drivers and parties execute.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
     Raises
     ------
@@ -169,9 +169,9 @@ class Algorithm:
         Parameters
         ----------
         keys : dict
-            The curve's keys, as in a spec.
+            Keys of the curve (one system in an experiment), as in a spec.
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
         Raises
         ------

@@ -8,9 +8,9 @@ and depends only on released statistics. This implementation deviates from the p
   uses the constants of the lemma's proof. "lemma-a4" is that lemma as printed, without some
   constants of its proof.
 - Features and rewards are clipped to the bounds that the proofs assume.
-- The exact accounting treats the noise in bias and covariance as one Gaussian mechanism. The paper
-  gives each half of the budget.
-- An incomplete last batch is used locally and never sent.
+- The exact accounting treats the noise in the bias sum and the covariance sum as one Gaussian
+  mechanism. The paper gives each of the two sums half of the budget.
+- The agent learns from an incomplete last batch, but never releases it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fastfed.protocols.schedule import Schedule
 # ---- Config --------------------------------------------------------------------------------------
 
 MESSAGES = ("aggregate", "individual")
-#: Rules for lambda that are allowed with each radius.
+#: For each rule for the radius, the rules for the regularizer lambda that may be combined with it.
 REGULARIZERS_BY_RADIUS = {
     "direct": ("from-noise",),
     "lemma-a2": ("from-noise", "lemma-a4"),
@@ -85,7 +85,10 @@ class AgentConfig(Config, frozen=True, kw_only=True):
 
     @property
     def regularizer_rule(self) -> str | float:
-        """The rule for lambda, or lambda itself: ``regularizer`` or its default."""
+        """The name of the rule that chooses lambda, or the number lambda.
+
+        This is the key ``regularizer``, or its default if the key is not set.
+        """
         if self.regularizer is None and self.radius == "lemma-a4":
             return "lemma-a4"
         return super().regularizer_rule
@@ -97,9 +100,9 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
     Parameters
     ----------
     epsilon : float
-        Epsilon > 0 of one user. Required.
+        Epsilon > 0 of the guarantee for each user. Required.
     delta : float
-        Delta of one user, in (0, 1). Required.
+        Delta of the guarantee for each user, in (0, 1). Required.
     calibration : {"exact", "theorem", "published-code"}
         The rule for the noise: "exact" adds the least noise that satisfies the budget, the others
         add the noise of a theorem or of published code.
@@ -107,7 +110,8 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
         Neighbouring data sets: one user's data are replaced by any other data (bounded DP), or by
         zeros, which is a weaker guarantee.
     returning : int or "every-batch", default 1
-        The largest number of batches in which one user takes part, at most once in each.
+        The largest number of batches in which one user takes part. A user takes part in a batch at
+        most once.
     """
 
     epsilon: float | None = None
@@ -129,24 +133,29 @@ class PrivateAgentConfig(AgentConfig, frozen=True, kw_only=True):
 
     @property
     def budget(self) -> Budget:
-        """The (epsilon, delta) of one user, with the relation."""
+        """The requested (epsilon, delta) for each user, with the relation."""
         assert self.epsilon is not None and self.delta is not None
         return Budget(self.epsilon, self.delta, self.relation)
 
     def participations(self, batches: int) -> int:
-        """Return the number of batches, out of ``batches``, in which one user may take part."""
+        """Return the largest number of batches in which one user takes part.
+
+        ``batches`` is the number of batches of the curve.
+        """
         return batches_of_user(self.returning, batches)
 
 
 class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
-    """Keys of a curve whose noise may be Gaussian.
+    """Keys of a private curve with a single agent whose noise may be Gaussian.
 
     Parameters
     ----------
-    layout : str, optional
-        Variances of the symmetric covariance noise. The default depends on the calibration.
+    layout : {"iid", "goe1", "goe2"}, optional
+        The variances on and off the diagonal of the symmetric noise matrix that is added to the sum
+        of x x' (`fastfed.privacy.sensitivity.layout_stds`). The default depends on the calibration.
     covariance_ratio : float, optional
-        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
+        The std of the noise in the sum of x x' divided by the std of the noise in the sum of x y.
+        The default depends on radius, calibration and layout, see the property `ratio`.
     """
 
     layout: str | None = None
@@ -161,15 +170,19 @@ class GaussianConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Std of the covariance noise divided by the std of the bias noise."""
+        """The key ``covariance_ratio``, or its default."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
+        # The other calibrations and layouts fix the ratio that their formulas assume.
         can_choose = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and can_choose else 1.0
 
 
 def bits_ratio(config: PrivateAgentConfig) -> float:
-    """Return the default std of covariance noise divided by that of bias noise, for noise bits."""
+    """Return the default ``covariance_ratio`` of a curve whose users send noise bits.
+
+    The ratio is the std of the noise in the sum of x x' divided by the std in the sum of x y.
+    """
     return DIRECT_RATIO if config.radius == "direct" and config.calibration == "exact" else 1.0
 
 
@@ -194,19 +207,38 @@ def plan_and_theory(
     individual: bool = False,
     release: str = "tree",
 ) -> tuple[Plan, Theory]:
-    """Make the plan and the theory of one curve.
+    """Return the plan of a single-agent curve, without a privacy claim, and its theory.
 
-    ``published`` has the constants for radius "published-code". Without noise and with B = 1 the
-    plan never synchronises: the agent updates its estimate in every round by a rank-one step.
+    The theory holds the regularizer and the radius, and the conditions of their proof.
+
+    Parameters
+    ----------
+    config : AgentConfig
+        Keys of the curve.
+    problem : ProblemSpec
+        Sizes, and guarantees about the data.
+    protocol : Protocol
+        The protocol: which party adds the noise, and which parties are trusted.
+    schedule : Schedule
+        The batches of users. Without noise and with B = 1 the plan never synchronises: the agent
+        updates its estimate after every round by a rank-one step.
+    published : PublishedCode
+        Constants of the published code, used only for radius "published-code".
+    noise : Noise, optional
+        The calibrated noise. None adds no noise.
+    individual : bool, default False
+        True to simulate the message of each user, False to draw the noise of the sum of messages.
+    release : str, default "tree"
+        The release type.
     """
     clip = config.bounds(published=False)
     local_updates = noise is None and schedule.every_round
-    rounds = Schedule(problem.horizon, 0) if local_updates else schedule
+    sync_schedule = Schedule(problem.horizon, 0) if local_updates else schedule
     if config.radius == "published-code":
         theory = published_theory(published, config, problem, noise, clip)
-        plan = make_plan(config, problem, protocol, rounds, clip, theory, noise)
+        plan = make_plan(config, problem, protocol, sync_schedule, clip, theory, noise)
         return replace(plan, individual=individual, release=release), theory
-    return assemble(config, problem, protocol, rounds, clip, noise, individual, release)
+    return assemble(config, problem, protocol, sync_schedule, clip, noise, individual, release)
 
 
 def private_system(
@@ -221,10 +253,10 @@ def private_system(
     individual: bool = False,
     release: str = "tree",
 ) -> System:
-    """Build the private system of one agent from its calibrated noise.
+    """Build the system of a private single agent: its plan, certificate and theory.
 
-    ``published`` has the constants for radius "published-code". If ``individual`` is true, each
-    user's message is simulated. ``release`` is the release type.
+    ``algorithm`` is the id of the algorithm, and ``noise`` the calibrated noise. The other
+    parameters are those of `plan_and_theory`.
     """
     plan, theory = plan_and_theory(
         config,
@@ -248,14 +280,16 @@ def private_system(
 def gaussian_noise(
     config: GaussianConfig, problem: ProblemSpec, schedule: Schedule, *, shuffled: bool
 ) -> Noise:
-    """Calibrate Gaussian noise that every user adds. A release sums the noise of all users so far.
+    """Calibrate the Gaussian noise that every user adds to their own message.
+
+    A release is a sum of messages, so it contains the noise of all users so far.
 
     Parameters
     ----------
     config : GaussianConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
         The batches of users.
     shuffled : bool
@@ -274,11 +308,12 @@ def gaussian_noise(
         if config.calibration == "exact"
         else config.covariance_ratio or 1,
     )
-    std = NoiseStd(*mechanism.stds).times(math.sqrt(schedule.batch_size))
+    batch_std = NoiseStd(*mechanism.stds).times(math.sqrt(schedule.batch_size))
+    # Variance of the noise in each release, as a multiple of the variance of B users' noise.
     variances = np.concatenate([[0.0], schedule.ends / schedule.batch_size])
     constant_is_public = centred_of(config.clipping(problem)) is not None
-    distribution = NoiseDistribution(std, 1, variances, public_constant=constant_is_public)
-    return Noise(mechanism, distribution, std)
+    distribution = NoiseDistribution(batch_std, 1, variances, public_constant=constant_is_public)
+    return Noise(mechanism, distribution, batch_std)
 
 
 def vector_noise(
@@ -291,24 +326,26 @@ def vector_noise(
     honest_fraction: float = 1.0,
     ratio: float = 1.0,
 ) -> Noise:
-    """Calibrate the noise bits that every user sends.
+    """Calibrate the number of noise bits that every user adds to a message of a vector sum.
 
     Parameters
     ----------
     config : PrivateAgentConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
         The batches of users.
     local : bool, default False
-        True for local privacy: the noise bits of each user suffice without a shuffler.
+        True for local privacy: each user sends enough noise bits to be protected without a
+        shuffler.
     vector_scale : float, default 1
-        Factor on b, for published code.
+        Factor on b, the number of noise bits in each entry of a message. Only calibration
+        "published-code" uses a factor other than 1.
     honest_fraction : float, default 1
         The share of users whose noise bits count in the privacy proof.
     ratio : float, default 1
-        Std of the covariance noise divided by the std of the bias noise.
+        The std of the noise in the sum of x x' divided by the std of the noise in the sum of x y.
     """
     return flat_bits(
         schedule,
@@ -331,7 +368,8 @@ def vector_noise(
 
 # ---- Regularizer and radius of the published experiment code -------------------------------------
 
-#: Constants of the published code: bound on squared feature norms, sub-Gaussian scale of rewards.
+#: Constants of the published code: the bound L^2 on squared feature norms, and the sub-Gaussian
+#: scale R of rewards.
 SQUARED_NORM, REWARD_SCALE = 2.0, 0.5
 
 
@@ -339,16 +377,18 @@ SQUARED_NORM, REWARD_SCALE = 2.0, 0.5
 class PublishedCode:
     """Gamma and lambda of the experiment code of chowdhury-zhou-2022, for features of norm 1.
 
-    In the published code features (u, 1) have norm sqrt 2. Here they are divided by sqrt 2. Gram
-    matrix, lambda and covariance noise are then half as large, and the bias sum is divided by
-    sqrt 2. Scores, widths and actions are equal.
+    In the published code, features (u, 1) have norm sqrt 2. Here they are divided by sqrt 2. Gram
+    matrix, lambda and covariance noise are then half as large as in the published code, and the
+    bias sum is divided by sqrt 2. Scores, widths and actions are the same as in the published code.
 
     Parameters
     ----------
     gamma : float
-        Gamma of the published code.
+        Gamma, the constant in the published code's confidence width (see `width`). For private
+        curves it grows with the noise.
     ridge : float, optional
-        lambda for features of norm 1. The default is Gamma, which is 2 Gamma in the code's units.
+        lambda for features of norm 1. The default is Gamma, that is, lambda = 2 Gamma for the
+        features of norm sqrt 2 in the published code.
     """
 
     gamma: float
@@ -356,24 +396,29 @@ class PublishedCode:
 
     @property
     def regularizer(self) -> float:
-        """lambda for features of norm 1."""
+        """The regularizer lambda for features of norm 1."""
         return self.gamma if self.ridge is None else self.ridge
 
     def width(self, horizon: int, dimension: int) -> float:
-        """Return beta = sqrt(Gamma d) + R sqrt(d ln((1 + T L^2 / Gamma) T)), for all rounds."""
+        """Return the confidence radius beta of the published code, the same in all rounds.
+
+        beta = sqrt(Gamma d) + R sqrt(d ln((1 + T L^2 / Gamma) T)) with L^2 = 2 and R = 1/2. T is
+        ``horizon`` and d is ``dimension``.
+        """
         log_term = math.log1p(horizon * SQUARED_NORM / self.gamma) + math.log(horizon)
         return math.sqrt(self.gamma * dimension) + REWARD_SCALE * math.sqrt(dimension * log_term)
 
 
-#: Constants of "linucb": Gamma = 1 in the width, and a ridge of 1e-4.
+#: Constants of "linucb", which has no privacy: Gamma = 1, and lambda = 1e-4 in the published code,
+#: which is half of this for features of norm 1.
 WITHOUT_PRIVACY = PublishedCode(1.0, 0.5e-4)
 
 
 def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
-    """Return Gamma of the published code if each user adds noise: s sqrt(T d).
+    """Return the constant Gamma of the published code if each user adds noise: s sqrt(T d).
 
-    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B is ``users``: the size of a shuffled
-    batch, or 1 for local privacy.
+    s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B is ``users``: the number of users in a
+    shuffled batch, or 1 for local privacy. T and d are the horizon and dimension of ``problem``.
     """
     log = math.log(2.5 * users) - math.log(budget.delta)
     std = math.sqrt(log / users) / budget.epsilon
@@ -381,9 +426,10 @@ def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
 
 
 def joint_gamma(budget: Budget, problem: ProblemSpec) -> float:
-    """Return Gamma of the published code for a trusted agent: s sqrt(d ln T), for T >= 2.
+    """Return the constant Gamma of the published code for a trusted agent: s sqrt(d ln T).
 
-    s = sqrt(ln T) ln(2.5/delta) / epsilon.
+    s = sqrt(ln T) ln(2.5/delta) / epsilon. T and d are the horizon and dimension of ``problem``;
+    for T = 1 the function uses T = 2, because ln 1 = 0.
     """
     log = math.log(max(problem.horizon, 2))
     std = math.sqrt(log) * math.log(2.5 / budget.delta) / budget.epsilon
@@ -391,9 +437,10 @@ def joint_gamma(budget: Budget, problem: ProblemSpec) -> float:
 
 
 def vector_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
-    """Return Gamma of the published code for the vector sum.
+    """Return the constant Gamma of the published code for the vector sum.
 
-    It is ln(d/delta) / (4 epsilon sqrt B) sqrt(T d), where B is ``users``, the size of a batch.
+    Gamma = s sqrt(T d) with s = ln(d/delta) / (4 epsilon sqrt B), where B is ``users``, the number
+    of users in a batch. T and d are the horizon and dimension of ``problem``.
     """
     log = math.log(problem.dimension) - math.log(budget.delta)
     std = log / (4.0 * budget.epsilon * math.sqrt(users))
@@ -407,10 +454,11 @@ def published_theory(
     noise: Noise | None,
     clip: Clip | None,
 ) -> Theory:
-    """Return the theory of the published code's regularizer and radius, which are not proven.
+    """Return the published code's regularizer and radius, marked as not proven.
 
-    ``code`` holds the constants of that code. The noise is used for one condition only: whether the
-    regularizer exceeds the operator norm of the noise.
+    ``code`` holds the constants of the published code. A number in ``config.regularizer`` overrides
+    its lambda. ``noise`` is used for one condition only: whether the regularizer exceeds the
+    operator norm of the noise. ``clip`` holds the clipping bounds, which the conditions report.
     """
     d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
@@ -420,9 +468,10 @@ def published_theory(
             noise.distribution.operator_norms(d, config.failure_probability / 4.0).max()
         )
     lam = np.array([ridge])
-    # The published width does not depend on V. An infinite log_lambda makes the term ln(1 + 0).
-    width = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
-    base = (width / REWARD_SCALE) ** 2
+    # `Radius` computes offset + scale sqrt(base + d ln(1 + rows / (d lambda))). The published width
+    # does not depend on the number of rows, so log_lambda = inf makes the logarithm 0.
+    log_part = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
+    base = (log_part / REWARD_SCALE) ** 2
     radius = Radius(
         config.radius_multiplier,
         REWARD_SCALE,

@@ -1,26 +1,30 @@
 """Single-agent LinUCB without privacy, and with joint, local and shuffle privacy.
 
 The module has one section for each system of chowdhury-zhou-2022. The common code and the common
-deviations from the paper are in `fastfed.bandits.agent`. The systems, and their further deviations:
+deviations from the paper are in `fastfed.bandits.agent`. The systems and their further deviations
+from the paper are:
 
 - ``linucb`` (Algorithm 1 with exact sums). With B = 1 the estimate changes by rank-one steps, and
   the radius counts the current round too (t instead of t - 1).
 - ``linucb-jdp`` (Appendix F, Proposition F.3, after Shariff and Sheffet 2018). Release types other
-  than the tree are allowed. The published code uses no tree and protects little (see `joint_dp`).
-  Its noise in the first round, before any data, is left out.
+  than the tree are allowed. The published code uses no tree and protects little
+  (`fastfed.privacy.mechanisms.joint_dp`). The noise that it draws in the first round, before any
+  data, is left out.
 - ``linucb-ldp`` (Proposition F.1, after Zheng et al. 2020, or the vector sum with local budgets,
   Corollary C.3). ``messages = "aggregate"`` draws the sum of the noise of a batch, which has the
   same distribution. "individual" draws the message of each user.
 - ``linucb-sdp-amp`` (P_Amp: Algorithms 2-4, Theorems 3.2, B.1 and E.3). The exact epsilon is the
   smaller of the epsilons of Lemma B.4 and of local privacy, which needs no shuffler. The theorems
-  leave out the lemma's condition on B. For several participations the noise of Theorem E.3 is
-  corrected, because the printed noise lacks a logarithm. ``messages`` as above. "individual" also
-  shuffles the messages.
-- ``linucb-sdp-vec`` (P_Vec: Algorithms 5-7, after Cheu et al. 2021, Theorems C.1 and E.5). Messages
-  have 2 g + b bits, where g and b are integers, rounded such that privacy never decreases. Of a
-  symmetric matrix only the entries i <= j are sent. The published code truncates b, but not in the
-  mean that it subtracts. This bias is not reproduced. ``messages = "aggregate"`` draws the number
-  of ones, because shuffled bits reveal nothing else. "individual" draws and shuffles every bit.
+  leave out the lemma's condition on the batch size B. If a user takes part in several batches, the
+  noise of Theorem E.3 is corrected, because the printed noise lacks a logarithm. ``messages`` has
+  the same values as for ``linucb-ldp``, and "individual" also shuffles the messages.
+- ``linucb-sdp-vec`` (P_Vec: Algorithms 5-7, after Cheu et al. 2021, Theorems C.1 and E.5). Each
+  entry of a message has 2 g + b bits: up to 2 g encode the value, and b are noise. g and b are
+  integers, rounded such that privacy never decreases. Of a symmetric matrix only the entries i <= j
+  are sent. The published code truncates b to an integer, but subtracts the mean of the noise for
+  the b before truncation, which biases its sums. This bias is not reproduced.
+  ``messages = "aggregate"`` draws the number of ones, because shuffled bits reveal nothing else.
+  "individual" draws and shuffles every bit.
 """
 
 from __future__ import annotations
@@ -70,9 +74,10 @@ from fastfed.protocols.schedule import Schedule
 
 
 def _schedule(config: AgentConfig, problem: ProblemSpec, rule: str) -> Schedule:
-    """Return the rounds after which there is a release.
+    """Return the schedule of a single agent: the rounds after which it makes a release.
 
-    ``rule`` is the paper's rule for B, see `batch_size`.
+    ``rule`` names the theorem of chowdhury-zhou-2022 that chooses the batch size B if the curve
+    sets ``batch_size = "theorem"``, such as "F.4" (see `linucb_bounds.batch_size`).
     """
     setting = BoundSetting(horizon=problem.horizon, dimension=problem.dimension)
     if isinstance(config, PrivateAgentConfig):
@@ -85,7 +90,7 @@ def _schedule(config: AgentConfig, problem: ProblemSpec, rule: str) -> Schedule:
 
 
 def build_linucb(config: AgentConfig, problem: ProblemSpec) -> System:
-    """Build the system of one linucb curve: its plan and certificate."""
+    """Build the system of one linucb curve of an experiment: its plan and certificate."""
     check_agent("linucb", problem)
     schedule = _schedule(config, problem, "F.4")
     plan, theory = plan_and_theory(
@@ -116,9 +121,9 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         The release type: how noise is added to all prefix sums. The default is the type with the
         smallest expected loss at the problem's sizes (`fastfed.bandits.assemble.usual_release`).
     saturation : float, optional
-        n0 in rounds, only for release "factorised": noise in prefix sums of fewer rounds counts
-        less (docs/releases.md). The default follows from the noise of a single release if there is
-        a ``sieve``, and is 0 otherwise.
+        n0 in rounds, only for release "factorised": when the factorisation is optimised, noise in
+        prefix sums of fewer than n0 rounds counts less (docs/releases.md). The default follows from
+        the noise of a single release if there is a ``sieve``, and is 0 otherwise.
     """
 
     release: str | None = None
@@ -131,9 +136,10 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
             choice("release", self.release, RELEASES)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with all defaults that depend on the problem filled in.
+        """Return the config with the defaults that depend on the problem filled in.
 
-        `usual_release` chooses the default release type.
+        These are ``release``, ``saturation`` and those of the base class. The default of
+        ``release`` is "factorised" if ``saturation`` is above 0. Otherwise `usual_release` chooses.
         """
         settled = with_saturation(
             super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
@@ -146,19 +152,22 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
-    """Return the default release type of a curve: the type with the smallest expected loss."""
+    """Return the release type with the smallest expected loss for a linucb-jdp curve."""
     schedule = _schedule(config, problem, "F.4")
     noise_of = partial(_joint_noise, problem=problem, schedule=schedule)
     return usual_release(config, "agent-central", problem, schedule, noise_of)
 
 
 def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the noise of a linucb-jdp agent, for the release type in ``config.release``."""
+    """Calibrate the noise of a linucb-jdp agent, for the release type in ``config.release``.
+
+    The releases are those of ``schedule``.
+    """
     assert config.release is not None
     factor = None
     if config.release == "factorised":
-        ends = tuple(int(n) for n in schedule.ends)
-        factor = optimal_factor(ends, problem.horizon, config.saturation or 0.0)
+        release_rounds = tuple(int(n) for n in schedule.ends)
+        factor = optimal_factor(release_rounds, problem.horizon, config.saturation or 0.0)
     centred = centred_of(config.clipping(problem))
     mechanism = calibrate_joint_dp(
         config.budget,
@@ -180,14 +189,14 @@ def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) 
 
 
 def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
-    """Build the system of one linucb-jdp curve: its plan and certificate."""
+    """Build the system of one linucb-jdp curve of an experiment: its plan and certificate."""
     check_agent("linucb-jdp", problem)
     if problem.horizon == 1 and config.calibration == "published-code":
         raise InputError('calibration "published-code" needs a horizon of at least 2: ln 1 = 0')
     schedule = _schedule(config, problem, "F.4")
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None
-    # The noise of the published code is no release type that a key can select.
+    # The key `release` cannot select the noise of the published code, which uses no tree.
     release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
     gamma = joint_gamma(config.budget, problem)
     return private_system(
@@ -246,19 +255,19 @@ class LocalConfig(GaussianConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Std of the covariance noise divided by the std of the bias noise."""
+        """The key ``covariance_ratio``, or its default, which depends on ``mechanism``."""
         if not self.bits or self.covariance_ratio is not None:
             return super().ratio
         return bits_ratio(self)
 
     @property
     def bits(self) -> bool:
-        """True if users send bits."""
+        """True if users send their data as bits with noise bits, False for Gaussian noise."""
         return self.mechanism == "vector-sum"
 
 
 def build_ldp(config: LocalConfig, problem: ProblemSpec) -> System:
-    """Build the system of one linucb-ldp curve: its plan and certificate."""
+    """Build the system of one linucb-ldp curve of an experiment: its plan and certificate."""
     check_agent("linucb-ldp", problem)
     schedule = _schedule(config, problem, "C.3" if config.bits else "F.2")
     if config.bits:
@@ -310,7 +319,7 @@ class AmplifiedConfig(GaussianConfig, frozen=True, kw_only=True):
 
 
 def build_amp(config: AmplifiedConfig, problem: ProblemSpec) -> System:
-    """Build the system of one linucb-sdp-amp curve: its plan and certificate."""
+    """Build the system of one linucb-sdp-amp curve of an experiment: its plan and certificate."""
     check_agent("linucb-sdp-amp", problem)
     schedule = _schedule(config, problem, "B.2" if config.returning == 1 else "E.4")
     return private_system(
@@ -346,11 +355,14 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
     batch_size : int or "theorem"
         B, the number of users of one batch. Required.
     messages : {"aggregate", "individual"}
-        A simulation draws the number of ones, or every bit.
+        How a simulation draws the bits of a batch: "aggregate" draws the number of ones in each
+        entry, "individual" draws every bit.
     covariance_ratio : float, optional
-        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
+        The std of the noise in the sum of x x' divided by the std of the noise in the sum of x y.
+        The default depends on radius and calibration, see `bits_ratio`.
     vector_scale : float, default 1
-        Factor on b, only for calibration "published-code".
+        Factor on b, the number of noise bits in each entry of a message. Only for calibration
+        "published-code".
     honest_fraction : float, default 1
         The share of users whose noise bits count in the privacy proof.
     """
@@ -376,14 +388,14 @@ class VectorConfig(PrivateAgentConfig, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        """Std of the covariance noise divided by the std of the bias noise."""
+        """The key ``covariance_ratio``, or its default."""
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         return bits_ratio(self)
 
 
 def build_vec(config: VectorConfig, problem: ProblemSpec) -> System:
-    """Build the system of one linucb-sdp-vec curve: its plan and certificate."""
+    """Build the system of one linucb-sdp-vec curve of an experiment: its plan and certificate."""
     check_agent("linucb-sdp-vec", problem)
     schedule = _schedule(config, problem, "C.2" if config.returning == 1 else "E.6")
     noise = vector_noise(

@@ -1,13 +1,15 @@
 """Arms without contexts: which keys a curve may set, and ranking by random draws.
 
-Action a is the unit vector e_a in every round, so the sums of x x' are diagonal: they count how
-often each arm was chosen. The direct radius then consists of K confidence sets of one coordinate
-each (docs/arms.md), and a private release adds noise to K counts and K sums.
+Each of the K arms is the unit vector e_a in every round, so the sums of x x' are diagonal: they
+count how often each arm was chosen. The direct confidence radius then consists of K confidence
+sets, each for one coordinate of theta (docs/arms.md), and a private release adds noise to K counts
+and K sums of rewards.
 
-Between two synchronisations, all users of a lazy federation would get the same arm, because all
-have the same actions and nothing is learned. So with a sieve, arms that pass it are ranked by a
-random draw in each round: the estimate plus m' times the bonus times a standard normal, with m' of
-`Config.ranking`. The proven regret bound holds whichever of these arms is chosen.
+In a lazy federation nothing is learned between two synchronisations. All users in between would
+get the same arm, because all have the same actions. A sieve is a rule that decides which arms may
+be chosen without changing the proven regret bound. With a sieve, the arms that pass it are
+therefore ranked by a random draw in each round: the estimate plus m' times the bonus times a
+standard normal, with m' of `Config.ranking`.
 """
 
 from __future__ import annotations
@@ -77,10 +79,10 @@ def check_arms(algorithm: str, config: Any) -> None:
 
 
 def with_draws(system: System, problem: ProblemSpec) -> System:
-    """Return the system with random draws instead of the ranking.
+    """Return the system with arms that pass the sieve ranked by random draws.
 
-    A system that is not lazy, has no sieve, or has a score or a different policy is returned as it
-    is.
+    A system is returned unchanged if it is not lazy, has no sieve, has a score function that the
+    user supplied, or has a policy other than "ucb".
     """
     plan: Plan = system.plan
     if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):

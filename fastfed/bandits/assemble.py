@@ -1,10 +1,10 @@
-"""Compute a curve's plan from its Config: the privacy noise, the confidence radius, the plan.
+"""Compute a curve's plan from its Config: the privacy noise, then the confidence radius.
 
-`make_noise` calibrates the mechanism of the protocol for the (epsilon, delta) of the curve
-(``release_for`` and similar functions in `fastfed.privacy`), and describes the distribution of the
-noise in the synchronised sums. `assemble` computes the regularizer and the radius from this
-distribution (`radius.make_theory`) and puts all numbers into a `Plan`. `certify.certify` then adds
-the privacy claim and the certificate.
+A curve is one system with its keys in an experiment. `make_noise` calibrates the mechanism of the
+protocol for the (epsilon, delta) of the curve (``release_for`` and similar functions in
+`fastfed.privacy`), and describes the distribution of the noise in the synchronised sums. `assemble`
+computes the regularizer and the radius from this distribution (`radius.make_theory`) and puts all
+numbers into a `Plan`. `certify.certify` then adds the privacy claim and the certificate.
 
 A release is the noisy sums that silos receive at one synchronisation. The release *type* (the key
 ``release``: "tree", "factorised", ...) is the mechanism that adds noise to all prefix sums.
@@ -56,14 +56,15 @@ from fastfed.protocols.protocol import FLAT, PROTOCOLS, Protocol, statistic_size
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import score_named
 
-#: Protocols that allow release types other than "tree", whose noise is shared between prefix sums.
+#: Protocols that allow release types in which several prefix sums share noise, such as "toeplitz".
 RELEASABLE = ("silo-ldp", "central")
 #: Share of the failure probability that is spent on approximating the noise bits by normals.
 COUPLING_SHARE = 0.01
-#: Largest number of releases of secure sums, whose factor is stored as Python integers.
+#: Largest number of releases of secure sums. Their factor, a matrix with one row and one column for
+#: each release, is stored as Python integers.
 MAX_MASKED_RELEASES = 1024
-#: Limits in the choice of the default release type. They are part of what a spec means: results
-#: that are stored for a spec without the key `release` are valid for these limits only.
+#: Limits in the choice of the default release type. A change of these limits would change the
+#: results of specs without the key `release`, and so make stored results of such specs invalid.
 #: MAX_OPTIMISED: largest number of releases for which a factor is optimised. MAX_KEPT: largest
 #: number of releases whose noise vectors are all stored (time and memory are quadratic).
 #: MAX_KEPT_NUMBERS: largest number of stored noise values in one replicate.
@@ -98,7 +99,7 @@ class Mechanism(TypingProtocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """The privacy noise of a curve: its mechanism, its distribution and the numbers of the plan.
+    """The privacy noise of a curve: its mechanism, its distribution and its numbers in the plan.
 
     Parameters
     ----------
@@ -107,9 +108,10 @@ class Noise:
     distribution : NoiseDistribution
         The distribution of the noise in the synchronised sums, for confidence radii.
     std : NoiseStd, optional
-        Standard deviations of the Gaussian noise of one tree node, in units of the sums.
+        Standard deviations of the Gaussian noise of one tree node, in units of the sums of x y and
+        x x'.
     encoding : Encoding, optional
-        Parameters of the noise bits, if users send bits.
+        Parameters of the vector sum, if users send their data as bits with noise bits.
     silo_noise : tuple of float, optional
         If silos have different budgets: the noise of each silo, as a multiple of ``std``.
     silo_epsilon : tuple of float, optional
@@ -136,19 +138,19 @@ class Noise:
     flips: int = 0
 
 
-#: A function that returns the noise of a config whose key ``release`` is set.
+#: A function from a config, whose key ``release`` is set, to its calibrated noise.
 NoiseOf = Callable[[Any], Noise]
 
 
 def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the noise of a private-fedlinucb curve.
+    """Calibrate the noise of a private-fedlinucb curve for its budget, protocol and release type.
 
     Parameters
     ----------
     config : PrivateConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
         The rounds after which there is a release.
 
@@ -225,15 +227,16 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
             factor=factor,
             centred=centred,
         )
+    # The rule that divides rounds into shared and local ones; None if all rounds are shared.
     share = share_of(config)
     mechanism = with_coin_noise(mechanism, share)
     std = NoiseStd(*mechanism.stds)
-    noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    noises_per_release = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
     # The sum of the squared constant feature counts users. This count is public, so it needs no
-    # noise, except with secret coins.
+    # noise. With secret coins it is not public: it would reveal how many users the coins selected.
     constant_is_public = centred is not None and not (share is not None and share.tossed)
     distribution = NoiseDistribution(
-        std, noises, mechanism.variance_factors, public_constant=constant_is_public
+        std, noises_per_release, mechanism.variance_factors, public_constant=constant_is_public
     )
     return Noise(mechanism, distribution, std, factor=factor)
 
@@ -244,20 +247,21 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
 def usual_release(
     config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule, noise_of: NoiseOf
 ) -> str:
-    """Choose the default release type of a curve: the type with the smallest `expected_loss`.
+    """Return the default release type of a curve: the type with the smallest `expected_loss`.
 
-    All release types give the same privacy guarantee. The rule and its measurements are in
-    docs/releases.md.
+    All release types are calibrated to the same privacy guarantee. The rule and its measurements
+    are in docs/releases.md.
 
     Parameters
     ----------
     config : Config
-        The curve's keys, with calibration, covariance_ratio and failure_probability.
+        Keys of the curve (one system in an experiment), with calibration, covariance_ratio and
+        failure_probability.
     protocol : str
         The protocol, which says who adds the noise: a protocol of private-fedlinucb, or
         "agent-central".
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
         The rounds after which there is a release.
     noise_of : callable
@@ -273,7 +277,7 @@ def usual_release(
         return candidates[0]
 
     def release_loss(release: str) -> float:
-        """Return the expected loss of one release type."""
+        """Return the expected loss, in rounds, of the curve with this release type."""
         noise = noise_of(with_release(config, release))
         alpha = config.failure_probability
         return expected_loss(noise.distribution, problem, schedule, alpha)
@@ -282,7 +286,7 @@ def usual_release(
 
 
 def check_saturation(config: Any) -> None:
-    """Raise InputError for a ``saturation`` that has no factor to apply to."""
+    """Raise InputError for a ``saturation`` below 0, or above 0 without release "factorised"."""
     if config.saturation is None:
         return
     number("saturation", config.saturation, at_least=0.0)
@@ -290,23 +294,25 @@ def check_saturation(config: Any) -> None:
         raise InputError(f'saturation needs release "factorised", got "{config.release}"')
 
 
-#: A prefix sum is useful once it has about this many times d rows per standard deviation of noise.
+#: A prefix sum is useful once its number of rows is about this number times d times the standard
+#: deviation of its noise.
 SATURATION = 10.0
 
 
 def useful_rounds(noise: Noise, problem: ProblemSpec) -> float:
     """Return n0, the number of rounds after which the sum of a single release is useful.
 
-    The regret of a round is bounded, however wrong theta_hat is. So less noise in a prefix sum
-    helps only once the sum has more rows than about `SATURATION` d standard deviations of noise.
+    A prefix sum is useful once it has more than about `SATURATION` d s rows, where s is the
+    standard deviation of its noise. Before that, theta_hat is mostly noise, and because the regret
+    of a round is bounded, somewhat less noise would not reduce the regret.
 
     Parameters
     ----------
     noise : Noise
-        The calibrated noise of a release after the last round, without any other release. So n0 is
-        known before the first round.
+        The calibrated noise of a curve with a single release, after the last round. It does not
+        depend on the schedule of the curve, so n0 is known before the schedule is chosen.
     problem : ProblemSpec
-        M, T and d.
+        Its silos M (a prefix sum has M rows for each round) and its dimension d.
     """
     node, scales = noise.distribution.node, noise.distribution.scales
     std = math.hypot(node.bias, node.off_diagonal) * float(scales[-1])
@@ -316,38 +322,42 @@ def useful_rounds(noise: Noise, problem: ProblemSpec) -> float:
 def with_saturation(
     config: Any, problem: ProblemSpec, noise_of: Callable[[Any, Schedule], Noise]
 ) -> Any:
-    """Fill in the config's ``saturation`` n0, if it is None.
+    """Return the config with its ``saturation`` n0 filled in, if it is None.
+
+    n0 is a number of rounds: when the factor of release type "factorised" is optimised, noise in
+    prefix sums of fewer than n0 rounds counts less (docs/releases.md).
 
     Parameters
     ----------
     config : PrivateConfig or JointConfig
-        The curve's keys, with the sieve filled in.
+        Keys of the curve (one system in an experiment), with the sieve filled in.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     noise_of : callable
         ``noise_of(config, schedule)`` returns the calibrated noise.
 
     Returns
     -------
     PrivateConfig or JointConfig
-        n0 is `useful_rounds`. It is 0 if the action with the largest upper confidence bound is
-        chosen, if the calibration is not "exact", if the release type has no factor, or if users
-        take part in several batches.
+        n0 is the result of `useful_rounds`. It is 0 if the curve has no sieve, if the calibration
+        is not "exact", if ``release`` is set to a type other than "factorised", or if users take
+        part in several batches.
     """
     if config.saturation is not None:
         return config
-    saturates = config.ranking[1] > 0.0 and config.calibration == "exact" and config.returning == 1
-    if not saturates or config.release not in ("factorised", None):
+    has_sieve = config.ranking[1] > 0.0
+    may_saturate = has_sieve and config.calibration == "exact" and config.returning == 1
+    if not may_saturate or config.release not in ("factorised", None):
         return msgspec.structs.replace(config, saturation=0.0)
-    single = msgspec.structs.replace(config, release="factorised", saturation=0.0)
-    noise = noise_of(single, Schedule.at((problem.horizon,), problem.horizon))
+    single_release = msgspec.structs.replace(config, release="factorised", saturation=0.0)
+    noise = noise_of(single_release, Schedule.at((problem.horizon,), problem.horizon))
     return msgspec.structs.replace(config, saturation=float(round(useful_rounds(noise, problem))))
 
 
 def with_release(config: Any, release: str) -> Any:
     """Return the config with this release type.
 
-    Its ``saturation`` is set to 0 unless the type is "factorised", the only one that uses it.
+    ``saturation`` is set to 0 unless the type is "factorised", the only type that uses it.
     """
     saturation = config.saturation if release == "factorised" else 0.0
     return msgspec.structs.replace(config, release=release, saturation=saturation)
@@ -356,9 +366,9 @@ def with_release(config: Any, release: str) -> Any:
 def _candidate_releases(
     config: Any, protocol: str, problem: ProblemSpec, schedule: Schedule
 ) -> tuple[str, ...]:
-    """Return the release types that a curve can have with these keys and sizes.
+    """Return the release types among which `usual_release` chooses the default of a curve.
 
-    `usual_release` chooses the type with the smallest expected loss among them.
+    They depend on the keys, the protocol, and the number of noise values that a type would store.
     """
     if config.calibration != "exact":
         return ("tree",)
@@ -388,18 +398,18 @@ def expected_loss(
 ) -> float:
     """Estimate how many rounds of one silo are wasted because of noise, after the first release.
 
-    While the policy uses release k, the share w^2 / (1 + w^2) of the rounds counts as wasted, with
-    w = ``NOISE_WEIGHT`` E_k / n_k, where E_k bounds the error from noise and n_k is the number of
-    rows in the release. If noise outweighs data, nothing is learned. If data outweigh noise, regret
-    falls with the square of the width of confidence sets. This is a heuristic, and no guarantee
-    depends on it.
+    While the policy uses release k, the share w^2 / (1 + w^2) of the rounds counts as wasted. Here
+    w = ``NOISE_WEIGHT`` E_k / n_k, E_k bounds the norm of the noise, and n_k is the number of rows
+    in the release. The share is near 1 if noise outweighs data, because nothing is learned then. It
+    is near w^2 if data outweigh noise, because regret then falls with the square of the width of
+    confidence sets. This is a heuristic, and no guarantee depends on it.
 
     Parameters
     ----------
     distribution : NoiseDistribution
         The noise of every release.
     problem : ProblemSpec
-        Sizes.
+        Sizes: silos M, rounds T, dimension d.
     schedule : Schedule
         The rounds after which there is a release.
     failure_probability : float
@@ -408,22 +418,22 @@ def expected_loss(
     Returns
     -------
     float
-        Rounds.
+        The number of wasted rounds, between 0 and T.
     """
     errors = distribution.errors(problem.dimension, failure_probability / 4.0)[1:]
     return wasted_rounds(errors, schedule.ends, problem.silos, problem.horizon)
 
 
 def wasted_rounds(errors: np.ndarray, ends: np.ndarray, silos: int, horizon: int) -> float:
-    """Estimate the number of rounds that noise in the releases wastes, as `expected_loss` does.
+    """Return the number of rounds of one silo that noise wastes, by the formula of `expected_loss`.
 
-    ``errors`` (K,) bounds the noise of each release, and ``ends`` (K,) are the rounds after which
-    releases are made.
+    ``errors`` (K,) bounds the norm of the noise in each release, and ``ends`` (K,) are the rounds
+    after which releases are made.
     """
     ends = ends.astype(np.float64)
     rounds_per_release = np.append(ends[1:], horizon) - ends
-    width = NOISE_WEIGHT * errors / (silos * ends)  # noise relative to the rows of a release
-    return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + width * width)))
+    noise_per_row = NOISE_WEIGHT * errors / (silos * ends)  # w of `expected_loss`
+    return float(rounds_per_release @ (1.0 - 1.0 / (1.0 + noise_per_row * noise_per_row)))
 
 
 def _secure_noise(
@@ -472,24 +482,24 @@ def _secure_noise(
 def secure_encoder(
     release: str, schedule: Schedule, horizon: int, saturation: float = 0.0
 ) -> np.ndarray:
-    """Return the encoder C: row k holds the weights of the batches in the k-th secure sum.
+    """Return the encoder C of the prefix sums: row k weights the batches in the k-th secure sum.
 
     Parameters
     ----------
     release : {"factorised", "toeplitz", "tree"}
-        The release type: an optimal factor, the square-root Toeplitz factor, or the nodes of the
-        binary tree, one of which each batch completes.
+        The release type. "factorised" is an optimised factor, "toeplitz" the square-root Toeplitz
+        factor. For "tree", row k is the node of the binary tree that batch k completes.
     schedule : Schedule
         The batches.
     horizon : int
-        T.
+        T, the last round. "factorised" is optimised for the rounds up to T.
     saturation : float, default 0
-        n0 of `optimal_factor`.
+        n0 of `optimal_factor`, in rounds: noise in prefix sums of fewer rounds counts less.
 
     Returns
     -------
     ndarray, shape (K, K)
-        Lower triangular.
+        C for K releases, lower triangular.
 
     Raises
     ------
@@ -508,9 +518,9 @@ def secure_encoder(
     if release == "toeplitz":
         return toeplitz_factor(count)
     if release == "tree":
-        # Batch k completes the node of the last (k & -k) batches: its lowest set bit.
-        ends, leaves = np.arange(1, count + 1)[:, None], np.arange(1, count + 1)
-        return ((leaves <= ends) & (leaves > ends - (ends & -ends))).astype(np.float64)
+        # Batch k completes the node that sums the last (k & -k) batches, the lowest set bit of k.
+        rows, batches = np.arange(1, count + 1)[:, None], np.arange(1, count + 1)
+        return ((batches <= rows) & (batches > rows - (rows & -rows))).astype(np.float64)
     raise InputError(
         'release must be "factorised", "toeplitz" or "tree" with protocol "secure-sum", got '
         f'"{release}": its estimates are not sums of silo messages'
@@ -526,8 +536,9 @@ def _reward_noise(
 ) -> Noise:
     """Calibrate noise for a curve whose rewards are private and whose contexts are public.
 
-    Only the sums of reward times features get noise. ``participations`` is the number of batches of
-    one user. ``factor`` is the factorisation for release type "factorised".
+    Only the sums of reward times features get noise. ``participations`` is the largest number of
+    batches in which one user takes part. ``factor`` is the factorisation for release type
+    "factorised".
     """
     clip = config.clipping(problem, Clip())
     feature, _ = bounds_of(clip)
@@ -542,17 +553,17 @@ def _reward_noise(
         reward_range=clip.centred,
     )
     std = NoiseStd(*mechanism.stds)
-    noises = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
-    distribution = NoiseDistribution(std, noises, mechanism.variance_factors)
+    noises_per_release = problem.silos if PROTOCOLS[config.protocol].noise_by == "silos" else 1
+    distribution = NoiseDistribution(std, noises_per_release, mechanism.variance_factors)
     return Noise(mechanism, distribution, std, factor=factor)
 
 
 def bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the probability with which a user's bit is flipped, for protocol "user-bit".
+    """Calibrate the probability with which each user flips the bit that encodes their reward.
 
-    Sums of bits get no further noise.
+    This is the randomised response of protocol "user-bit". Sums of bits get no further noise.
     """
-    # Users of an incomplete last batch send bits, too.
+    # Users of an incomplete last batch also send bits.
     batches = schedule.releases + (int(schedule.ends[-1:].sum()) < problem.horizon)
     mechanism = calibrate_bits(
         Budget(config.epsilon, config.delta, config.relation, unit="reward"),
@@ -562,17 +573,20 @@ def bit_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
 
 
 def count_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
-    """Calibrate the probability of a flip if a shuffler counts the ones of each batch.
+    """Calibrate the probability with which each user flips their bit, if a shuffler counts ones.
 
-    The account is for the smallest batch, and nothing of an incomplete last batch is forwarded.
+    The shuffler forwards only the number of ones in each batch, and nothing of an incomplete last
+    batch. The flips are calibrated for the smallest batch, which hides each user the least.
     """
-    rounds = int(np.diff(schedule.ends, prepend=0).min()) if schedule.releases else problem.horizon
+    fewest_rounds = (
+        int(np.diff(schedule.ends, prepend=0).min()) if schedule.releases else problem.horizon
+    )
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
-    return _noise_of_flips(calibrate_counts(budget, problem.silos * rounds), schedule)
+    return _noise_of_flips(calibrate_counts(budget, problem.silos * fewest_rounds), schedule)
 
 
 def _noise_of_flips(mechanism: UserBits, schedule: Schedule) -> Noise:
-    """Return the noise of a curve whose users flip bits. No noise is added to sums."""
+    """Return the `Noise` of a curve whose users flip bits, where no noise is added to sums."""
     distribution = NoiseDistribution(variances=np.zeros(schedule.releases + 1))
     return Noise(mechanism, distribution, flips=mechanism.flips)
 
@@ -582,8 +596,8 @@ def _flat_noise(
 ) -> Noise:
     """Calibrate the noise bits of release type "flat", where each batch is shuffled once.
 
-    There is no tree of batches (docs/releases.md). ``participations`` is the number of batches in
-    which one user takes part.
+    There is no tree of batches (docs/releases.md). ``participations`` is the largest number of
+    batches in which one user takes part.
     """
     if config.protocol != "shuffle-vector":
         raise InputError(
@@ -620,7 +634,9 @@ def flat_bits(
     users: int,
     failure_probability: float,
 ) -> Noise:
-    """Calibrate the noise bits of each batch. The server adds up the sums of the batches.
+    """Return the noise of a vector sum without a tree: each batch has separate noise bits.
+
+    The server adds up the noisy sums of the batches.
 
     Parameters
     ----------
@@ -629,21 +645,22 @@ def flat_bits(
     calibrate : callable
         ``calibrate(batch_size=n)`` returns the mechanism of a batch of n data points.
     users : int
-        Data points in one round.
+        The number of users in one round, over all silos. Each sends one data point.
     failure_probability : float
-        alpha of the radius. The share `COUPLING_SHARE` of it is spent on approximating the noise
-        bits by normals.
+        alpha, the probability with which the confidence radius may fail. The share `COUPLING_SHARE`
+        of alpha is spent on approximating the noise bits by normals.
     """
     lengths = schedule.lengths if schedule.rounds else (schedule.batch_size,)
     mechanism_by_length = {n: calibrate(batch_size=users * n) for n in dict.fromkeys(lengths)}
     batches = [mechanism_by_length[n] for n in lengths]
-    share = COUPLING_SHARE * failure_probability
+    coupling_probability = COUPLING_SHARE * failure_probability
+    # `schedule.rounds` is empty if all batches have the same size.
     if schedule.rounds:
         mechanism: Mechanism = UnequalBatches(tuple(batches))
-        distribution = batches_distribution(batches, share)
+        distribution = batches_distribution(batches, coupling_probability)
     else:
         mechanism = batches[0]
-        distribution = batch_distribution(batches[0], schedule.releases, share)
+        distribution = batch_distribution(batches[0], schedule.releases, coupling_probability)
     encoding = Encoding(
         tuple(batch.g[0] for batch in batches),
         tuple(batch.b for batch in batches),
@@ -655,34 +672,35 @@ def flat_bits(
 def _noise_by_silo(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Calibrate the noise of silos with different epsilons (zhou-chowdhury-2024, Definition 2.1).
 
-    The silo with the largest epsilon has the least noise. The noise of each silo is stored as a
-    multiple of this least noise.
+    The result has the noise of the silo with the largest epsilon, which is the least noise, and the
+    noise of each silo as a multiple of it.
     """
-    budgets = config.silo_epsilon
+    epsilons = config.silo_epsilon
     if config.returning != 1:
         raise InputError(
             "returning must be 1 with silo_epsilon: a user of several silos would have several "
             f"budgets, got {config.returning}"
         )
-    if len(budgets) != problem.silos:
+    if len(epsilons) != problem.silos:
         raise InputError(
             f"silo_epsilon must hold one number for each of {problem.silos} silos, "
-            f"got {len(budgets)}"
+            f"got {len(epsilons)}"
         )
     noise_by_epsilon = {
         epsilon: make_noise(
             msgspec.structs.replace(config, epsilon=epsilon, silo_epsilon=None), problem, schedule
         )
-        for epsilon in dict.fromkeys(budgets)
+        for epsilon in dict.fromkeys(epsilons)
     }
-    least_noise = noise_by_epsilon[max(budgets)]
-    unit = least_noise.std.bias or 1.0  # no noise without a release
-    scales = tuple((noise_by_epsilon[e].std.bias or 1.0) / unit for e in budgets)
+    least_noise = noise_by_epsilon[max(epsilons)]
+    # Without a release every std is 0; 1 then stands for it, and all multiples are 1.
+    least_std = least_noise.std.bias or 1.0
+    multiples = tuple((noise_by_epsilon[e].std.bias or 1.0) / least_std for e in epsilons)
     return replace(
         least_noise,
-        distribution=replace(least_noise.distribution, noises=sum(f * f for f in scales)),
-        silo_noise=scales,
-        silo_epsilon=tuple(float(epsilon) for epsilon in budgets),
+        distribution=replace(least_noise.distribution, noises=sum(f * f for f in multiples)),
+        silo_noise=multiples,
+        silo_epsilon=tuple(float(epsilon) for epsilon in epsilons),
     )
 
 
@@ -703,21 +721,21 @@ def assemble(
     ordered: bool = True,
     clocks: Clocks | None = None,
 ) -> tuple[Plan, Theory]:
-    """Make the plan of one curve, and the theory that proves its radius.
+    """Return the plan of one curve, and the theory that proves its confidence radius.
 
     Parameters
     ----------
     config : Config
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     protocol : Protocol
         The protocol: randomizer, server, and which parties are trusted.
     schedule : Schedule or int
-        The rounds of synchronisation, or the size B of equal batches. If it is 0, silos never
+        The rounds of synchronisation, or the size B of equal batches. With B = 0 silos never
         synchronise.
     clip : Clip or None
-        Bounds that features and rewards are clipped to.
+        Bounds that features and rewards are clipped to; None for no clipping.
     noise : Noise, optional
         The privacy noise. None adds no noise.
     individual : bool, default False
@@ -725,12 +743,13 @@ def assemble(
     release : str, default "tree"
         The release type.
     only_released : bool, optional
-        True if actions depend on synchronised statistics only. The default is `released_only`.
+        True if actions depend on synchronised statistics only. The default is the result of
+        `released_only`.
     ordered : bool, default True
         True if the rounds of synchronisation are known in advance.
     clocks : Clocks, optional
-        The silos' own clocks. The radius then holds for each view, the sum of the silos' latest
-        reports, which may end at different times.
+        The silos' own clocks. Silos then estimate from a view, the sum of all silos' latest
+        reports, which may end at different times. The radius holds for each view.
 
     Returns
     -------
@@ -749,10 +768,11 @@ def assemble(
     if only_released is None:
         only_released = released_only(config, schedule)
     clip = config.clipping(problem, clip)
-    # A silo that never synchronises is treated as a federation with one silo.
+    # The proof treats a silo that never synchronises as a federation with one silo.
     proof_problem = problem if schedule.batch_size else replace(problem, silos=1)
     if noise and noise.flips:
-        # Bits have more noise than rewards. Their scale covers both.
+        # The server learns from bits instead of rewards. The sub-Gaussian scale of a bit covers the
+        # noise of the reward and of the flip.
         assert clip is not None
         scale = bit_scale(noise.flips, clip.low, clip.high)
         proof_problem = replace(proof_problem, reward_scale=scale, noise_free=False)
@@ -790,9 +810,9 @@ def make_plan(
     theory: Theory,
     noise: Noise | None,
 ) -> Plan:
-    """Return a plan with the regularizer and radius of a theory, and with its noise.
+    """Return a plan with the regularizer and radius of ``theory`` and the given noise.
 
-    The parameters are those of `assemble`; ``theory`` is from `make_theory`.
+    ``theory`` is the result of `make_theory`. The other parameters are those of `assemble`.
     """
     if isinstance(schedule, int):
         schedule = Schedule(problem.horizon, schedule)

@@ -1,10 +1,11 @@
 """Bounds on the group regret of federated LinUCB (zhou-chowdhury-2024).
 
-The paper states orders of growth without constants. In Table 1 and the corollaries it omits
-logarithmic factors too. Each function evaluates the expression inside O(.) with natural logarithms
+The paper states orders of growth without constants. In Table 1 and the corollaries it also omits
+logarithmic factors. Each function evaluates the expression inside O(.) with natural logarithms
 and multiplies it by the ``constant`` of its `BoundSetting`. Only the growth with the arguments is
-proven, not the value. In all formulas T is ``horizon``, M ``silos``, d ``dimension``, B
-``batch_size`` and alpha ``failure_probability``.
+proven, not the value. In all formulas T is ``horizon`` (rounds of each silo), M ``silos``, d
+``dimension``, B ``batch_size``, alpha ``failure_probability``, and epsilon and delta are the budget
+of one user.
 
 Rewards in [0, 1], ||theta*|| <= 1 and ||phi|| <= 1 are assumed (Assumption 4.1).
 """
@@ -25,9 +26,10 @@ from fastfed.privacy.releases.prefix_sums import depth
 def privacy_cost_central_jdp(setting: BoundSetting) -> float:
     """Return the privacy cost in Table 1, first row (Shariff & Sheffet 2018).
 
-    The cost is for one agent that serves all users in M T rounds. It is sqrt(M T) d^(3/4)
-    ln^(1/4)(1/delta) / sqrt(epsilon). The third row (shuffle DP, from Theorems 5.3 and 5.5) has the
-    same cost. The order is proven, up to logarithms.
+    The privacy cost is the term that privacy adds to the bound on group regret. The first row is
+    for one agent that serves all users in M T rounds. Its cost is sqrt(M T) d^(3/4)
+    ln^(1/4)(1/delta) / sqrt(epsilon). The third row of the table (shuffle DP, from Theorems 5.3 and
+    5.5) has the same cost. The order is proven, up to logarithms.
     """
     t, m, d = setting.sizes
     log = -math.log(setting.value("delta"))
@@ -38,8 +40,9 @@ def privacy_cost_central_jdp(setting: BoundSetting) -> float:
 def privacy_cost_silo_ldp(setting: BoundSetting) -> float:
     """Return the privacy cost in Table 1, second row (silo-level LDP, Theorem 5.1).
 
-    The cost is sqrt(T) (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), which is M^(1/4) times the
-    cost in the first row. The order is proven, up to logarithms.
+    The privacy cost is the term that privacy adds to the bound on group regret. It is sqrt(T)
+    (M d)^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon), which is M^(1/4) times the cost of one central
+    agent (`privacy_cost_central_jdp`). The order is proven, up to logarithms.
     """
     return math.pow(setting.silos, 0.25) * privacy_cost_central_jdp(setting)
 
@@ -60,9 +63,11 @@ def non_private_regret(setting: BoundSetting) -> float:
 
 
 def _union(setting: BoundSetting) -> float:
-    """Return ln^(1/4)(T/(B alpha)), a factor of every privacy cost."""
-    count = setting.horizon / (setting.batch_size * setting.value("failure_probability"))
-    return math.pow(math.log(count), 0.25)
+    """Return ln^(1/4)(T/(B alpha)), the factor of a privacy cost for the union over T/B batches."""
+    batches_per_alpha = setting.horizon / (
+        setting.batch_size * setting.value("failure_probability")
+    )
+    return math.pow(math.log(batches_per_alpha), 0.25)
 
 
 def theorem_5_1(setting: BoundSetting) -> float:
@@ -75,7 +80,10 @@ def theorem_5_1(setting: BoundSetting) -> float:
 
 
 def _shuffle_cost(setting: BoundSetting, log: float) -> float:
-    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon), the privacy cost under shuffle DP."""
+    """Return d^(3/4) sqrt(M T) log^(3/4) / sqrt(epsilon), the privacy cost under shuffle DP.
+
+    ``log`` is the logarithm that the protocol's theorem states, such as ln(M kappa/delta).
+    """
     t, m, d = setting.sizes
     cost = math.pow(d, 0.75) * math.sqrt(m * t) * math.pow(log, 0.75)
     return setting.constant * (cost / math.sqrt(setting.value("epsilon")))
@@ -103,8 +111,9 @@ def theorem_5_3_largest_budget(
 ) -> tuple[float, float]:
     """Return the largest (epsilon, delta) for which Theorem 5.3 is stated.
 
-    epsilon = sqrt(kappa) / (C1 T sqrt(M)) and delta = kappa / (C2 T). The paper does not give the
-    constants C1, C2 > 0. The second value may exceed 1, and then does not restrict delta.
+    epsilon = sqrt(kappa) / (C1 T sqrt(M)) and delta = kappa / (C2 T), with kappa =
+    floor(log2(T/B)) + 1. The paper does not give the constants C1 and C2 > 0, which are ``c1`` and
+    ``c2`` here. If the returned delta exceeds 1, the theorem does not restrict delta.
     """
     t, m, _ = setting.sizes
     kappa = _levels(setting)
@@ -124,7 +133,10 @@ def theorem_5_5(setting: BoundSetting) -> float:
 
 
 def theorem_5_5_largest_epsilon(setting: BoundSetting) -> float:
-    """Return the largest epsilon for which Theorem 5.5 is stated: 60 sqrt(2 kappa ln(2/delta))."""
+    """Return the largest epsilon for which Theorem 5.5 is stated: 60 sqrt(2 kappa ln(2/delta)).
+
+    kappa = floor(log2(T/B)) + 1 is the number of levels of the tree over batches.
+    """
     return 60.0 * math.sqrt(2.0 * _levels(setting) * math.log(2.0 / setting.value("delta")))
 
 
@@ -132,7 +144,7 @@ def theorem_5_5_largest_epsilon(setting: BoundSetting) -> float:
 
 
 def _log_growth(setting: BoundSetting, lambda_min: float) -> float:
-    """Return ln(1 + M T/(d lambda_min))."""
+    """Return ln(1 + M T/(d lambda_min)), an upper bound on the growth of ln det V, divided by d."""
     t, m, d = setting.sizes
     return math.log1p(m * t / (d * number("lambda_min", lambda_min, above=0)))
 
@@ -140,9 +152,10 @@ def _log_growth(setting: BoundSetting, lambda_min: float) -> float:
 def lemma_c2_beta(setting: BoundSetting, lambda_min: float, lambda_max: float, nu: float) -> float:
     """Return the radius beta_T of Lemma C.2 at the end of the horizon, as printed.
 
-    The radius is sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu, with
-    ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min, ||h_t||_{H_t^-1} <= nu (Assumption C.1). The
-    scale of the reward noise is R = 1. ``constant`` is not used.
+    The radius is sqrt(2 ln(2/alpha) + d ln(1 + M T/(d lambda_min))) + sqrt(lambda_max) + nu. H_t is
+    the regularizer plus the noise in the Gram matrix, and h_t the noise in the bias sum. They
+    satisfy ||H_t|| <= lambda_max, ||H_t^-1|| <= 1/lambda_min and ||h_t||_{H_t^-1} <= nu (Assumption
+    C.1). The sub-Gaussian scale of the reward noise is R = 1. ``constant`` is not used.
     """
     growth = setting.dimension * _log_growth(setting, lambda_min)
     log_failure = math.log(2.0 / setting.value("failure_probability"))
@@ -155,8 +168,9 @@ def lemma_c2_regret(
 ) -> float:
     """Return the bound of Lemma C.2 on the group regret, for any noise with Assumption C.1.
 
-    The bound is beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)),
-    with beta_T of lemma_c2_beta. The order is proven, the constant is not given.
+    The bound is beta_T sqrt(d M T ln(1 + M T/(d lambda_min))) + M B d ln(1 + M T/(d lambda_min)).
+    beta_T, Assumption C.1 and its bounds ``lambda_min``, ``lambda_max`` and ``nu`` are those of
+    `lemma_c2_beta`. The order is proven, the constant is not given.
     """
     t, m, d = setting.sizes
     growth = _log_growth(setting, lambda_min)
@@ -169,8 +183,9 @@ def lemma_c4_regret(setting: BoundSetting, noise_std: float) -> float:
 
     The bound is non_private_regret + sqrt(sigma M T ln(M T)) d^(3/4) ln^(1/4)(T/(B alpha)). Here
     sigma = noise_std >= 0 is the largest standard deviation of an entry of the noise in a
-    synchronised prefix sum over all silos. It is sqrt(M kappa) s if each silo has a tree with node
-    noise s and at most kappa nodes in a prefix. The order is proven, the constant is not given.
+    synchronised prefix sum over all silos. If each silo has a tree whose nodes have noise of
+    standard deviation s, and a prefix sum adds at most kappa nodes, sigma is sqrt(M kappa) s. The
+    order is proven, the constant is not given.
     """
     t, m, d = setting.sizes
     sigma = number("noise_std", noise_std, at_least=0)
@@ -188,12 +203,18 @@ def batch_size_corollary_5_2(horizon: int, silos: int) -> int:
 
 
 def synchronisations_corollary_5_2(horizon: int, silos: int) -> int:
-    """Return T // B for B of batch_size_corollary_5_2, about sqrt(M T) synchronisations."""
+    """Return T // B, the number of synchronisations with B of `batch_size_corollary_5_2`.
+
+    It is about sqrt(M T).
+    """
     return integer("horizon", horizon, at_least=1) // batch_size_corollary_5_2(horizon, silos)
 
 
 def _order_without_privacy(setting: BoundSetting) -> float:
-    """Return d sqrt(M T), the first term of every corollary."""
+    """Return d sqrt(M T), the regret without privacy, which is the first term of every corollary.
+
+    It is multiplied by the ``constant`` of ``setting``.
+    """
     t, m, d = setting.sizes
     return setting.constant * (d * math.sqrt(m * t))
 
@@ -211,8 +232,8 @@ def corollary_5_4(setting: BoundSetting) -> float:
     """Return the bound of Corollary 5.4 on the group regret under shuffle DP by amplification.
 
     The bound is d sqrt(M T) + d^(3/4) sqrt(M T) ln^(3/4)(M kappa/delta) / sqrt(epsilon), for B =
-    sqrt(T/M) and the kappa of synchronisations_corollary_5_2. The order is proven, up to
-    logarithms.
+    sqrt(T/M). kappa is the number of levels of a tree over `synchronisations_corollary_5_2`
+    batches. The order is proven, up to logarithms.
     """
     t, m, _ = setting.sizes
     kappa = depth(synchronisations_corollary_5_2(t, m))
@@ -233,25 +254,25 @@ def single_agent_central(setting: BoundSetting) -> float:
 
 
 def lower_bound_central_jdp(setting: BoundSetting) -> float:
-    """Return the lower bound under central joint privacy, for one agent that serves M T users.
+    """Return the lower bound on regret under central joint privacy, for one agent and M T users.
 
     The bound is sqrt(M T) + 1 / epsilon, which is the bound sqrt(T) + 1 / epsilon of He et al. 2022
     for T users, with M T instead of T. It also holds for the shuffle model, which implies central
-    joint privacy. Only the growth with the arguments is proven. Privacy adds 1 / epsilon here,
-    while the upper bounds have a factor 1 / sqrt(epsilon).
+    joint privacy. Only the growth with the arguments is proven. Privacy adds 1 / epsilon to this
+    lower bound, while the privacy cost in the upper bounds is proportional to 1 / sqrt(epsilon).
     """
     t, m, _ = setting.sizes
     return setting.constant * (math.sqrt(m * t) + 1.0 / setting.value("epsilon"))
 
 
 def lower_bound_silo_ldp(setting: BoundSetting) -> float:
-    """Return the lower bound under silo-level local privacy.
+    """Return the lower bound on group regret under silo-level local privacy, which is not proven.
 
     The bound is sqrt(M T) + sqrt(M) / epsilon, which is `lower_bound_central_jdp` with epsilon /
-    sqrt(M). If the sequences of all M T users are shuffled first, an algorithm with silo-level
-    epsilon satisfies the shuffle model with roughly epsilon / sqrt(M), and has the same regret
-    (after Lowy and Razaviyayn 2021). The paper only sketches the argument ("can potentially be
-    established"), so the order is not proven.
+    sqrt(M) instead of epsilon. The reason for this replacement: if the sequences of all M T users
+    are shuffled first, an algorithm with silo-level epsilon satisfies the shuffle model with
+    roughly epsilon / sqrt(M), and has the same regret (after Lowy and Razaviyayn 2021). The paper
+    only sketches the argument ("can potentially be established").
     """
     epsilon = setting.value("epsilon") / math.sqrt(setting.silos)
     return lower_bound_central_jdp(msgspec.structs.replace(setting, epsilon=epsilon))

@@ -1,9 +1,10 @@
 """Certificates of linear systems, computed from the plan and the problem.
 
-A plan's claim states what its numbers do not show: the budget, the relation, the participations of
-a user, the source of the proof. `certify` adds the claim and the exact epsilon to a plan ("seals"
-the plan). `account` computes the certificate of a sealed plan. The exact epsilon always comes from
-the noise in the plan, and never from the claim.
+A plan holds the numbers that parties execute, such as the standard deviations of noise. Its claim
+states what these numbers do not show: the budget, the relation, the participations of a user, the
+source of the proof. `certify` adds the claim and the exact epsilon to a plan ("seals" the plan).
+`account` computes the certificate of a sealed plan. The exact epsilon always comes from the noise
+in the plan, and never from the claim.
 
 The relation defines which data sets are neighbours: with *replace* one user's record is replaced by
 any other record, with *zero-out* it is replaced by zeros, which is a weaker guarantee.
@@ -107,12 +108,13 @@ UNIT_VECTORS_TEXT = "every feature vector is the unit vector of an arm (the code
 DELAYS_CONDITION = Condition(
     "when a reward arrives does not depend on data (each delay is drawn)", True
 )
-#: Condition of silos with their own clocks: as with fixed rounds, reports do not depend on data.
+#: Condition of silos that close batches on separate clocks: as with fixed rounds of
+#: synchronisation, the moments of reports do not depend on data.
 CLOCKS_CONDITION = Condition(
     "when a silo reports does not depend on contexts or rewards (its clock is public)", True
 )
-#: Mechanisms whose conditions are derived from the plan and its claim. Other mechanisms (of other
-#: packages) state their conditions in the claim.
+#: Mechanisms of this package, whose conditions are derived from the plan and its claim. The claim
+#: itself lists the conditions of a mechanism of another package.
 _BUILTIN_MECHANISMS = (
     GaussianRelease,
     AmplifiedTree,
@@ -137,21 +139,22 @@ def claim_of_mechanism(
     by_silo: tuple[float, ...] = (),
     delta_by_silo: tuple[float, ...] = (),
 ) -> Claim:
-    """Return the claim of a plan with noise of this mechanism.
+    """Return the privacy claim of a plan whose noise comes from ``mechanism``.
 
     Parameters
     ----------
     mechanism : Mechanism
         The mechanism that calibrated the plan's noise.
     source : str
-        Author-year and theorem of the guarantee.
+        Authors, year and theorem of the paper that proves the guarantee.
     theory : Theory, optional
         The theory of the plan. Its caveats about the regret bound become part of the claim.
     by_silo, delta_by_silo : tuple of float, optional
         The epsilon and the delta of each silo, if silos have different budgets.
     """
     if isinstance(mechanism, UnequalBatches):
-        mechanism = mechanism.batches[0]  # the batches differ in size and noise only
+        # The claim does not state the size and the noise of a batch, in which the batches differ.
+        mechanism = mechanism.batches[0]
     conditions: tuple[Condition, ...] = ()
     if not isinstance(mechanism, _BUILTIN_MECHANISMS):
         conditions = tuple(c for c in mechanism.conditions() if not isinstance(c, ClaimCondition))
@@ -186,14 +189,14 @@ def certify(
     plan : Plan
         The plan, from `assemble`.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     theory : Theory
         The theory that the plan was made with.
     noise : Noise or None
         The noise that the plan was made with. Only its budget, relation, participations and
         conditions are used. With None the plan claims no privacy.
     source : str
-        Author-year and theorem of the guarantee.
+        Authors, year and theorem of the paper that proves the guarantee.
 
     Returns
     -------
@@ -222,7 +225,8 @@ class Assumptions:
     Parameters
     ----------
     schedule : Condition
-        Synchronisation rounds are known in advance, or depend on noisy sums only.
+        Synchronisation rounds do not depend on raw data: they are known in advance, or depend only
+        on noisy sums or on bits that users sent.
     released_only : Condition
         Actions depend on released statistics only.
     features, rewards : Condition
@@ -242,7 +246,7 @@ class Assumptions:
 
     @classmethod
     def of(cls, plan: Plan, problem: ProblemSpec) -> Assumptions:
-        """Return the assumptions of a plan on a problem."""
+        """Return the assumptions of a plan that is run on a problem, and whether they hold."""
         clip, (feature, reward) = plan.clip, bounds(plan)
         low, high = problem.reward_range or (float("-inf"), float("inf"))
         rewards_bounded = clip is not None or (low >= -1.0 and high <= 1.0)
@@ -273,14 +277,18 @@ class Assumptions:
 
     @property
     def about_data(self) -> tuple[Condition, ...]:
-        """Assumptions of all claims about the release, including claims about one record."""
+        """Assumptions that every claim about the releases needs: all except ``released_only``.
+
+        Claims about one record ("item") hold even if actions depend on raw data.
+        """
         return (self.schedule, self.features, self.rewards, self.once, *self.environment)
 
 
 def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition, ...]:
-    """Return the conditions that the system cannot enforce, and whether they hold.
+    """Return the conditions of the guarantee that the plan itself does not enforce.
 
-    They are about the environment, arms, delays, clocks and the plan's score function.
+    They are about the environment, arms, delays, clocks and the plan's score function. Each says
+    whether it holds.
     """
     return (
         *problem.conditions,
@@ -292,7 +300,10 @@ def _environment_conditions(plan: Plan, problem: ProblemSpec) -> tuple[Condition
 
 
 def _actions_text(plan: Plan) -> str:
-    """Return the text of the condition that actions depend on released statistics only."""
+    """Return the text of the condition that actions depend on released statistics only.
+
+    The text differs for plans in which users send bits and for plans with local rounds.
+    """
     if plan.flips and not plan.counts_ones:
         return "actions depend on public contexts and on bits that users sent only"
     if plan.own is not None:
@@ -318,7 +329,7 @@ def _schedule_condition(plan: Plan) -> Condition:
 
 @account.register
 def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
-    """Compute the certificate of one linear system, for noise from seeded streams.
+    """Return the certificate of a linear system's plan, for noise from seeded streams.
 
     The main claim is about one user. Its status is
 
@@ -327,13 +338,15 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     - "conditional" if only assumptions on the environment or on a score function fail,
     - "unproven" otherwise.
 
-    ``also`` lists further claims about the same release. It has weaker claims that hold for this
-    run, and "conditional" claims that would hold if an assumption were met. If silos have different
-    budgets, the main claim is for the weakest silo, and ``also`` has one claim for each budget.
-    For users who send their messages themselves, ``also`` has the guarantee towards other
-    observers. For silos it has the guarantee towards users of the same silo.
+    The certificate's ``also`` lists further claims about the same releases. Some are weaker claims
+    that hold for this run. Others are "conditional" claims, which would hold if an assumption held.
+    If silos have different budgets, the main claim is for the silo with the weakest guarantee, and
+    ``also`` has one claim for each budget. If users send their messages themselves, ``also`` has
+    the guarantee towards observers other than the one in the main claim. If silos send messages,
+    ``also`` has the guarantee towards users of the same silo.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
+    # The first event is that of all releases. Further events are of groups of silos.
     events = released(plan)
     assert events is not None
     if claim.budget is None:
@@ -348,7 +361,7 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     unit = "reward" if budget.unit == "reward" else "user"
     trust = (PUBLIC_OFFER_CONDITION,) if protocol.senders == "users" else ()
     release_conditions = (*trust, *claim.conditions, *top.conditions())
-    # If nothing leaves a silo, nothing has to be assumed about the run.
+    # `silent`: nothing leaves a silo, so the guarantee needs no assumption about the run.
     silent = isinstance(top, NoRelease) and protocol.senders == "silos"
     # `covered`: the exact epsilon holds for this run, up to conditions on the environment.
     covered = is_finite and (silent or all(c.holds for c in assumed.about_run))
@@ -358,7 +371,10 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
     status = "proven" if data_assumptions_hold else "conditional"
 
     def side(unit: str, model: str, source: str = claim.source) -> SideCertificate:
-        """Return a further claim about the same release, with a different unit or trust model."""
+        """Return a claim about the same releases for the given unit and trust model.
+
+        Budget, relation and exact epsilon are those of the main claim.
+        """
         return SideCertificate(
             unit=unit,
             relation=budget.relation,
@@ -380,10 +396,10 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
         )
     elif is_finite and not covered:
         sides.append(side(unit, protocol.model))
-    # With local rounds no claim holds towards users of the same silo, who see actions that depend
-    # on raw data.
     if plan.own is not None:
         sides.append(_local_rounds_claim(plan, budget.relation, assumed))
+    # With local rounds no claim holds towards users of the same silo, who see actions that depend
+    # on raw data.
     if lazy and protocol.senders == "silos" and plan.own is None and not plan.flips:
         sides.append(
             side(
@@ -406,7 +422,8 @@ def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
                 source=side_guarantee.source,
             )
         )
-    # One claim for each smaller number of reports of silos with their own clocks.
+    # If silos report on separate clocks, the main claim is for the silos with the most reports.
+    # Add one claim for each smaller number of reports.
     for (reports, silos), event in zip(fewer_reports(plan).items(), events[1:], strict=False):
         count_text = "with 1 report" if reports == 1 else f"with {reports} reports"
         sides.append(
@@ -475,12 +492,11 @@ def _silo_names(silos: tuple[int, ...]) -> str:
 
 
 def _local_rounds_claim(plan: Plan, relation: str, assumed: Assumptions) -> SideCertificate:
-    """Return the claim for users of local rounds: epsilon = 0, because their data never leave a
-    silo.
+    """Return the claim that users of local rounds have epsilon = 0, as their data stay in the silo.
 
     ``relation`` is the relation of neighbouring data sets, and ``assumed`` the plan's assumptions.
     """
-    # Their records enter no sum that is sent, so nothing is assumed about features and rewards.
+    # The users' records enter no sum that is sent, so features and rewards need not be bounded.
     conditions = (assumed.schedule, assumed.once, *assumed.environment)
     assert plan.own is not None
     local_rounds = f"after round {plan.share_until}"
@@ -504,8 +520,9 @@ def _certificate_without_claim(
 ) -> Certificate:
     """Return the certificate of a plan whose claim states no budget.
 
-    Such a plan has no privacy, or it sends nothing. ``top`` is the privacy event of all its
-    releases.
+    Such a plan has no privacy, or it sends nothing. ``claim`` still states the source and the
+    caveats. ``top`` is the privacy event of all releases, which an accountant turns into an
+    epsilon.
     """
     if plan.policy == "random":
         text = "nothing is learned, so nothing is disclosed: there is nothing to protect"
@@ -520,9 +537,10 @@ def _certificate_without_claim(
 
 
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
-    """Return the noise standard deviations by name, for the unit to which a driver adds noise.
+    """Return the standard deviations of the noise, by the name of the sum that gets the noise.
 
-    This is a user's message, a batch or a tree node. ``top`` is the privacy event of all releases.
+    They are those of one noise draw of a driver: for a user's message, a batch or a tree node.
+    ``top`` is the privacy event of all releases.
     """
     if isinstance(top, LocalGaussian):
         return dict(zip(STREAMS, plan.user_std.parts, strict=True))
@@ -532,9 +550,10 @@ def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
 def _side_guarantees(plan: Plan, top: PrivacyEvent) -> list[Side]:
     """Return guarantees of the plan's noise towards observers that the main claim does not name.
 
-    If sums are masked, these are colluding silos. If a shuffler counts the bits of users, it is
-    the shuffler. If users send their messages to a single agent, these are the agent or the other
-    users. Other plans have none. ``top`` is the privacy event of all releases.
+    In a secure sum the observers are colluding silos. If a shuffler counts the bits of users, the
+    observer is the shuffler. If users send their messages to a single agent, the observers are the
+    agent or the other users. Other plans have no such guarantees. ``top`` is the privacy event of
+    all releases.
     """
     if isinstance(top, SecureSum | BitCounts):
         return top.sides()
@@ -586,7 +605,8 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
             f"delta = {budget.delta:g} {LARGE_DELTA} {users} users: it allows the full disclosure "
             "of some of them, and certifies almost nothing"
         )
-    # The proofs hold for bits as sent. For real numbers they ignore floating-point rounding.
+    # The proofs hold exactly for messages of bits. Proofs for real numbers ignore that drivers
+    # round them to floats.
     number_caveat = (
         NOISE_BITS_CAVEAT
         if plan.protocol.bits
@@ -594,17 +614,17 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
         if plan.protocol.masked
         else FLOATS_CAVEAT
     )
-    # A bit of a user is exact: only integers are compared.
+    # Whether a user's bit is flipped is decided by comparing integers, so nothing is rounded.
     number_caveats = () if plan.flips else (number_caveat,)
     return (*caveats, *claim.caveats, SIMULATION_CAVEAT, *number_caveats, *problem.notes)
 
 
 @account.register
 def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
-    """Compute the certificate of a federation without a server.
+    """Return the certificate of a federation without a server.
 
-    It is the certificate of the part with the largest epsilon, with a caveat about who reads
-    messages. A part is the plan of one clique of silos and one of its estimators.
+    A part of the plan belongs to one clique of silos and one of its estimators. The certificate is
+    that of the part with the largest epsilon, with a caveat about the silos that read messages.
     """
     certificate = _of_plan(worst_part(plan).plan, problem)
     if certificate.claimed is None:
@@ -618,7 +638,10 @@ def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
 
 @account.register
 def _of_phases(plan: PhasePlan, problem: ProblemSpec) -> Certificate:
-    """Compute the certificate of a federation in phases, which protects all data of one client."""
+    """Return the certificate of a federation in phases, which protects all data of one client.
+
+    A client is a silo. In each phase it sends one estimate.
+    """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
         return no_privacy(claim.source, caveats=claim.caveats)

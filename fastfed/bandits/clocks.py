@@ -1,4 +1,7 @@
-"""Silos on their own clocks: the key ``clock`` (docs/clocks.md)."""
+"""The key ``clock``: silos that serve users and close batches at different times (docs/clocks.md).
+
+Time passes in ticks: one tick is a round of a simulation, or a moment in a deployment's calendar.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from fastfed.protocols.schedule import Schedule
 if TYPE_CHECKING:
     from fastfed.bandits.fedlinucb import PrivateConfig
 
-#: Largest number of silos times ticks; the clocks take a few bytes for each.
+#: Largest number of silos times ticks. Clocks store a few bytes for each silo in each tick.
 MAX_TICKS = 2**27
 #: Largest number of silos times ticks in a plan file, which each party reads whenever it starts.
 MAX_DEPLOYED_TICKS = 2**24
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The key ``clock``: which users each silo serves, and what its batches count.
+    """The key ``clock``: in which ticks each silo serves a user, and when it closes a batch.
 
     Parameters
     ----------
@@ -37,7 +40,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing. An
         interval (silo, first tick) has no end.
     by : {"users", "ticks"}
-        The batch keys count the users of a silo, or ticks.
+        The unit of the keys for batches, such as ``batch_size``: users that the silo has served, or
+        ticks.
     wait : bool, default False
         True if no silo closes a batch before all silos can.
 
@@ -75,7 +79,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def clocks(self, schedule: Schedule, problem: ProblemSpec) -> Clocks:
         """Return the clocks of all silos of a problem.
 
-        A silo closes its batches when its users or ticks reach the rounds of the schedule's ends.
+        Batch k of a silo ends when the silo has counted ``schedule.ends[k]`` users (or ticks, if
+        ``by`` is "ticks").
         """
         silos, horizon = problem.silos, problem.horizon
         if len(self.rates) > silos:
@@ -108,7 +113,7 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ClockConfig(SharingConfig, frozen=True, kw_only=True):
-    """Keys of a curve whose silos may have their own clocks: keys of `SharingConfig` and ``clock``.
+    """Keys of a curve whose silos may have separate clocks: keys of `SharingConfig` and ``clock``.
 
     Parameters
     ----------
@@ -156,7 +161,10 @@ def check_private_clock(config: PrivateConfig) -> None:
 
 
 def refuse_clock(clock: object) -> None:
-    """Raise InputError if the key ``clock`` is given for step objects, which have no clock."""
+    """Raise InputError if the key ``clock`` is given for parties that a program calls itself.
+
+    Such parties have no clock to follow. ``clock`` is the key, or None.
+    """
     if clock is not None:
         raise InputError(
             "clock is a key of simulations and of plan files (`fastfed deploy new`): a program "
@@ -165,7 +173,7 @@ def refuse_clock(clock: object) -> None:
 
 
 def deployed_clocks(config: ClockConfig, problem: ProblemSpec) -> Clocks:
-    """Return the clocks of a deployment, whose ticks are moments of its calendar.
+    """Return the clocks of a deployment's silos. Its ticks are moments of its calendar.
 
     Raises
     ------
@@ -196,24 +204,24 @@ def deployed_clocks(config: ClockConfig, problem: ProblemSpec) -> Clocks:
 
 
 def clocks_of(config: ClockConfig, problem: ProblemSpec) -> Clocks | None:
-    """Return the clocks of a curve's silos; None without the key ``clock``."""
+    """Return the clocks of a curve's silos, or None if the curve has no key ``clock``."""
     if config.clock is None:
         return None
     return config.clock.clocks(shared_batches(config, problem), problem)
 
 
 def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
-    """Return the schedule of the noise of a curve: one release for each report of a silo.
+    """Return the schedule for which a curve's noise is calibrated: a release for each silo report.
 
-    Without a clock all silos report together. With a clock the schedule has as many releases as the
-    silo with the most reports has reports.
+    Without the key ``clock`` all silos report together, after each batch. With it, silos make
+    different numbers of reports, and the schedule has the largest of these numbers of releases.
 
     Parameters
     ----------
     config : ClockConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes.
+        Sizes: silos M, rounds T, dimension d.
 
     Raises
     ------
@@ -230,11 +238,12 @@ def with_clock(plan: Plan, theory: Theory, clocks: Clocks | None) -> tuple[Plan,
     Parameters
     ----------
     plan : Plan
-        The plan whose releases are the reports of one silo.
+        The plan without clocks, whose releases are the reports of one silo.
     theory : Theory
-        The theory of the views, see `noise_distributions.of_views`.
+        The theory of the views, which are sums of the latest reports of all silos, see
+        `noise_distributions.of_views`.
     clocks : Clocks or None
-        The clocks of all silos. With None nothing changes.
+        The clocks of all silos. With None, plan and theory are returned unchanged.
 
     Returns
     -------

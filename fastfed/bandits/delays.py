@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The keys of each kind of delay.
 KINDS = {"constant": ("rounds",), "uniform": ("low", "high"), "geometric": ("mean",)}
-#: Largest value of the keys, all of which are numbers of rounds.
+#: Largest value of the keys of a delay, in rounds.
 MAX_ROUNDS = 10**6
 #: Probabilities of delays are multiples of 1 / UNITS.
 UNITS = 2**53
@@ -83,18 +83,19 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
     def arrivals(self, horizon: int) -> np.ndarray:
-        """Return 2^53 times P(delay <= k) for k = 0, 1, ..., below the horizon.
+        """Return the distribution of delays: 2^53 times P(delay <= k) for k = 0, 1, ..., last.
 
-        Rewards with a delay above the last k are lost or arrive after the horizon. The values are
-        integers in float64, see `DelayedPlan.arrivals`.
+        The last k is at most ``horizon`` - 1. Rewards with a longer delay are lost, or arrive after
+        the horizon. The values are integers in float64, see `DelayedPlan.arrivals`.
         """
         longest = horizon - 1 if self.deadline is None else min(self.deadline, horizon - 1)
         if self.mean is not None:
-            # From this delay on, the rest of the distribution is below 2^-54.
+            # A longer delay has a probability below 2^-54, less than half a unit of the result.
             longest = min(longest, math.ceil(54.0 * math.log(2.0) * (1.0 + self.mean)))
             delays = np.arange(longest + 1)
+            # P(delay > k) = (mean / (1 + mean))^(k + 1)
             log_late = math.log(self.mean / (1.0 + self.mean)) if self.mean else -math.inf
-            # Rounded to integers below 2^53, which a float64 holds exactly.
+            # Integers up to 2^53, which a float64 holds exactly.
             return np.rint(-np.expm1((delays + 1) * log_late) * UNITS)
         low = self.rounds if self.low is None else self.low
         high = self.rounds if self.high is None else self.high
@@ -144,7 +145,7 @@ def check_private_delay(config: PrivateConfig) -> None:
 
 
 def refuse_delay(delay: object) -> None:
-    """Raise InputError if the key ``delay`` is given for a deployment."""
+    """Raise InputError if the key ``delay`` is given for a deployment, whose delays are real."""
     if delay is not None:
         raise InputError(
             "delay is a key of simulations: in a deployment a reward enters when it becomes known, "
@@ -162,15 +163,15 @@ def with_delay(plan: Plan, theory: Theory, delay: Delay | None) -> tuple[Plan, T
     theory : Theory
         The theory of that plan.
     delay : Delay or None
-        The key. With None nothing changes.
+        The key. With None, plan and theory are returned unchanged.
 
     Returns
     -------
     plan : Plan
         A `DelayedPlan` if there is a delay.
     theory : Theory
-        Radius and regularizer are the same, because they are upper bounds for any number of rows
-        up to M t after t rounds. For radii other than the direct radius a condition fails.
+        The given radius and regularizer. The direct radius stays valid, because it holds for any
+        number of rows up to M t after t rounds. For other radii a further condition fails.
     """
     if delay is None:
         return plan, theory

@@ -8,8 +8,8 @@ way, so that two curves differ only in privacy:
   clipping.
 - ``lazy = true`` (Algorithm 8) is the default. In Algorithm 1 raw data of one user determine the
   actions of later users of the batch, which the proof of Theorem 5.1 does not cover.
-- The covariance noise is a symmetric matrix, whose variances the key ``layout`` names. The paper
-  leaves them open.
+- The covariance noise is a symmetric matrix. The key ``layout`` selects its variances on and off
+  the diagonal, which the paper does not specify.
 - kappa is 1 + floor(log2(T/B)). The paper writes log.
 - The default is fastfed's direct radius, which is proven and smaller than the paper's. Lemma C.2 is
   an option: its constants are computed from the distribution of the noise, with a union bound over
@@ -19,12 +19,12 @@ way, so that two curves differ only in privacy:
   shuffles every batch once and needs no tree.
 - Batches may differ in length (``batch_size = "growing"``). Early synchronisations are the most
   valuable, and frequent synchronisations need more noise.
-- Messages of the vector sum have 2 g + b bits, because the paper's g + b bits overflow. g and b are
-  integers, rounded such that privacy never decreases. Of a symmetric matrix only the entries
-  i <= j are sent.
-- A data point is rounded for all its tree nodes when it arrives, instead of when a node is
-  released. The distribution is the same, and raw data need not be stored.
-- T need not be a multiple of B. An incomplete last batch is used locally and never sent.
+- Each entry of a vector sum's message has 2 g + b bits, because the paper's g + b bits overflow: up
+  to 2 g encode the value, and b are noise. g and b are integers, rounded such that privacy never
+  decreases. Of a symmetric matrix only the entries i <= j are sent.
+- In a vector sum a data point is rounded for all its tree nodes when it arrives, instead of when a
+  node is released. The distribution is the same, and raw data need not be stored.
+- T need not be a multiple of B. An incomplete last batch is used only by the silo, and never sent.
 
 ``local-linucb`` (huang-2023, Algorithm 2) runs a separate LinUCB at each silo, with the same
 clipping and radius. ``random`` chooses random actions, as a baseline without learning.
@@ -78,7 +78,7 @@ from fastfed.protocols.vector_sum import MAX_BITS
 
 
 def build_fedlinucb(config: ClockConfig, problem: ProblemSpec) -> System:
-    """Build the system of one fedlinucb curve: its plan and certificate."""
+    """Build the system of one fedlinucb curve of an experiment: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     schedule, clocks = reported_batches(config, problem), clocks_of(config, problem)
     plan, theory = assemble(config, problem, PROTOCOLS["none"], schedule, clip, clocks=clocks)
@@ -102,17 +102,19 @@ FEDLINUCB = Algorithm(
 
 PRIVATE_PROTOCOLS = tuple(p for p in PROTOCOLS if p != "none")
 MESSAGES = ("aggregate", "individual")
-#: Protocols with Gaussian noise of each silo, of which the server uses only the sum over silos.
+#: Protocols in which each silo adds Gaussian noise, and the server uses only the sum over silos.
 SUMMED_NOISE_PROTOCOLS = ("silo-ldp", "silo-ldp-prefix", "shuffle-amplified")
 #: Default covariance_ratio with the direct radius. Among ratios with the same privacy, it nearly
 #: minimises the bound on ||N theta* - h|| in any dimension. It reduces the bound on ||N|| by 1/4.
 DIRECT_RATIO = 0.7
-#: "shuffle-vector": default growth factor of batches, since its noise grows with their number.
+#: Protocol "shuffle-vector": the default factor by which each batch is longer than the previous
+#: one. Its noise grows with the number of batches, so few and growing batches are better.
 SHUFFLED_BATCH_RATIO = 1.5
-#: "shuffle-vector": the default first batch has at most T divided by this number rounds.
+#: Protocol "shuffle-vector": by default the first batch has at most T / 50 rounds.
 SHUFFLED_BATCH_DIVISOR = 50
-#: Flip probability by which the default batch of ``shuffled`` bits is chosen: estimates of rewards
-#: then have a sub-Gaussian scale of 0.7, and of 0.5 without flips.
+#: With ``shuffled``, the default batch is long enough that a bit may be flipped with at most this
+#: probability. The sub-Gaussian scale of a reward estimated from a bit is then 0.7, compared with
+#: 0.5 without flips.
 COUNTED_FLIPS = 1 / 7
 
 
@@ -127,9 +129,10 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
     protocol : str, default "silo-ldp"
         The privacy protocol, one of ``PRIVATE_PROTOCOLS``.
     epsilon : float
-        Epsilon > 0 of one user. Required unless ``silo_epsilon`` is given.
+        Epsilon > 0 of the guarantee for each user. Required unless ``silo_epsilon`` is given.
     delta : float
-        Delta of one user, in (0, 1). Required, except with "user-bit", where it is 0 by default.
+        Delta of the guarantee for each user, in (0, 1). Required, except with protocol "user-bit",
+        where it is 0 by default.
     calibration : {"exact", "theorem", "published-code"}
         The rule for the noise: "exact" adds the least noise that satisfies the budget, the others
         add the noise of a theorem or of published code.
@@ -141,39 +144,44 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         "shuffle-vector") adds noise to each batch, and the server adds up the batches. The default
         is the type with the smallest expected loss at the problem's sizes
         (`fastfed.bandits.assemble.usual_release`).
-    layout : str, optional
-        Variances of the symmetric covariance noise. The default depends on the calibration.
+    layout : {"iid", "goe1", "goe2"}, optional
+        The variances on and off the diagonal of the symmetric noise matrix that is added to the sum
+        of x x' (`fastfed.privacy.sensitivity.layout_stds`). The default depends on the calibration.
     covariance_ratio : float, optional
-        Std of the covariance noise divided by the std of the bias noise. The default is `ratio`.
+        The std of the noise in the sum of x x' divided by the std of the noise in the sum of x y.
+        The default depends on other keys, see the property `ratio`.
     silo_epsilon : tuple of float, optional
-        One epsilon for each silo instead of ``epsilon``, in protocols in which silos add the noise.
+        One epsilon for each silo instead of ``epsilon``. Only for protocols "silo-ldp" and
+        "silo-ldp-prefix".
     returning : int or "every-batch", default 1
         The largest number of batches, over all silos, in which one user takes part. A user takes
         part in a batch at most once.
     messages : {"aggregate", "individual"}
-        How a simulation draws messages. For "shuffle-vector": the number of ones, or every bit. For
-        "secure-sum": the sum of the noise of all silos, or the masked message of every silo.
+        How a simulation draws messages. For "shuffle-vector": the number of ones ("aggregate"), or
+        every bit ("individual"). For "secure-sum": the sum of the noise of all silos, or the masked
+        message of every silo.
     vector_scale : float, default 1
-        Factor on b, only for "shuffle-vector" with calibration "published-code".
+        Factor on b, the number of noise bits in each entry of a message. Only for "shuffle-vector"
+        with calibration "published-code".
     honest_fraction : float, default 1
         The share of users whose noise bits count in the privacy proof, only for "shuffle-vector".
     protects : {"user", "reward"}
         What is private: a user's context and rewards, or only rewards, if contexts are public.
     saturation : float, optional
-        n0 in rounds, only for release "factorised": noise in prefix sums of fewer rounds counts
-        less (docs/releases.md). The default follows from the noise of a single release if there is
-        a ``sieve``, and is 0 otherwise.
+        n0 in rounds, only for release "factorised": when the factorisation is optimised, noise in
+        prefix sums of fewer than n0 rounds counts less (docs/releases.md). The default follows from
+        the noise of a single release if there is a ``sieve``, and is 0 otherwise.
     colluders : int, optional
         The number of silos, in 0..M - 1, whose noise does not count in the privacy proof, only for
         "secure-sum". The default is M / 3, rounded down.
     shuffled : bool, default False
-        True if a shuffler counts the ones of all users' bits of each batch, and forwards nothing
-        else. Only for "user-bit" on arms without contexts, where all users of a batch get the same
-        arm. It needs a delta above 0, and smaller batches need more flips. Batches are equal by
-        default (docs/user-bit.md).
+        True if a shuffler counts the ones among the bits of all users of each batch, and forwards
+        only this count. Only for "user-bit" on arms without contexts, where all users of a batch
+        get the same arm. It needs a delta above 0. The smaller the batches, the more often users
+        must flip their bits. Batches have equal lengths by default (docs/user-bit.md).
     noise_draws : {"silo", "sum"}
-        A simulation draws the noise of each silo, or once the noise of the sum over silos, which
-        has the same distribution and takes less time. "sum" needs a protocol in
+        Whether a simulation draws the noise of each silo, or only the noise of the sum over silos.
+        The sums have the same distribution, and "sum" takes less time. "sum" needs a protocol in
         ``SUMMED_NOISE_PROTOCOLS``, and no key ``share``.
     """
 
@@ -254,9 +262,10 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             check_private_clock(self)
 
     def _check_draws(self) -> None:
-        """Raise InputError for keys with which noise cannot be drawn once for all silos.
+        """Raise InputError for keys that do not fit ``noise_draws`` = "sum".
 
-        This is the check of ``noise_draws`` = "sum".
+        With these keys the noise of the sum over silos does not suffice: the noise of each silo is
+        used.
         """
         if self.protocol not in SUMMED_NOISE_PROTOCOLS:
             raise InputError(
@@ -273,13 +282,15 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
     @property
     def clips(self) -> bool:
-        """True if rewards are clipped to a known range."""
+        """True if features and rewards are clipped to known bounds."""
         return self.bounds(published=self.calibration == "published-code") is not None
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with all defaults that depend on the problem filled in.
+        """Return the config with the defaults that depend on the problem filled in.
 
-        `usual_release` chooses the default release type.
+        These are ``release``, ``saturation``, the keys of batches and those of the base class. The
+        default of ``release`` is "factorised" if the curve sets ``saturation`` above 0. Otherwise
+        `usual_release` chooses.
         """
         if self.shuffled and not problem.arms:
             raise InputError(
@@ -289,8 +300,9 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         settled = super().settled(problem)
         if self.shuffled and self.grows and self.batch_first is self.batch_ratio is None:
             settled = msgspec.structs.replace(settled, batch_size=_counted_rounds(self, problem))
-        flat = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
-        if flat and settled.ranking[1] and settled.grows:
+        exact_vector_sum = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
+        has_sieve = bool(settled.ranking[1])
+        if exact_vector_sum and has_sieve and settled.grows:
             settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_BATCH_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
@@ -347,12 +359,13 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 )
 
     def _check_counts(self) -> None:
-        """Raise InputError for keys that do not fit ``shuffled`` = true."""
+        """Raise InputError for keys that do not fit ``shuffled`` = true; set the default sieve."""
         if self.protocol != USER_BIT:
             raise InputError(f'shuffled belongs to protocol "{USER_BIT}", got "{self.protocol}"')
         number("delta", self.delta, above=0.0, below=1.0)
         if self.sieve is None:
-            # Draws among the arms that pass a sieve would give users of a batch different arms.
+            # With a sieve of 1, all users of a batch get the same arm. Otherwise the arms that pass
+            # the sieve would be ranked by a random draw for each user.
             msgspec.structs.force_setattr(self, "sieve", 1.0)
         different = "users of a batch could get different arms, and a count of few users hides them"
         for key, required, reason in (
@@ -369,17 +382,22 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 )
 
     def _has_default_of_bits(self, key: str) -> bool:
-        """Return whether a key has the default that `settled` fills in for protocol "user-bit"."""
+        """Return True if the key has the value that `settled` fills in for protocol "user-bit"."""
         return (key, getattr(self, key)) in (("release", "tree"), ("saturation", 0.0))
 
     @property
     def ratio(self) -> float:
-        """Std of the covariance noise divided by the std of the bias noise."""
+        """The key ``covariance_ratio``, or its default.
+
+        It is the std of the noise in the sum of x x' divided by the std in the sum of x y.
+        """
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         if self.reward_centre is not None:
-            # Within 1 % of the optimum for kappa from 2 to 4 (docs/centred.md).
+            # Nearly the best ratio for a constant feature 1 / sqrt(2 kappa) with kappa from 2 to 4:
+            # the bound on the norm of N (theta* - theta0) - h is within 3 % of its minimum.
             return 1.0
+        # The other calibrations and layouts fix the ratio that their formulas assume.
         can_choose = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and can_choose else 1.0
 
@@ -428,24 +446,25 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
     """Return the default number of rounds of the first batch, for protocol "shuffle-vector".
 
-    It is n0, the round from which a release is useful (`useful_rounds`): earlier releases only add
-    noise to later ones. It is at most T / 50, for two reasons. First, a batch explores only one
-    direction if all rounds offer the same actions. Second, if n0 is above T / 50, sharing does not
-    pay within T rounds.
+    It is the smaller of n0 and T / 50. n0 is the number of rounds after which a release is useful
+    (`useful_rounds`). A release before round n0 is not useful, and its noise remains in all later
+    prefix sums. The limit T / 50 has two reasons. First, a batch explores only one direction if all
+    rounds offer the same actions. Second, if n0 is above T / 50, sharing does not pay within T
+    rounds.
     """
-    single = msgspec.structs.replace(config, release=FLAT)
-    noise = make_noise(single, problem, Schedule.at((problem.horizon,), problem.horizon))
+    single_batch = msgspec.structs.replace(config, release=FLAT)
+    noise = make_noise(single_batch, problem, Schedule.at((problem.horizon,), problem.horizon))
     max_rounds = problem.horizon // SHUFFLED_BATCH_DIVISOR
     return max(1, min(math.ceil(useful_rounds(noise, problem)), max_rounds))
 
 
 @lru_cache(maxsize=256)
 def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
-    """Return the default ``batch_size`` if a shuffler counts bits.
+    """Return the default ``batch_size``, in rounds, if a shuffler counts the ones of users' bits.
 
     It is the least number of rounds with which a flip probability of `COUNTED_FLIPS` meets the
-    budget, but at least T / 500, and at most T / (20 K) for K arms: each arm is tried in whole
-    batches.
+    budget. It is at least T / 500. It is at most T / (20 K) for K arms, because all users of a
+    batch get the same arm and each arm must be tried.
     """
     assert config.epsilon is not None and config.delta is not None
     budget = Budget(config.epsilon, config.delta, config.relation, unit="reward")
@@ -458,21 +477,21 @@ def _counted_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
 
 @lru_cache(maxsize=256)
 def _default_release(config: PrivateConfig, problem: ProblemSpec) -> str:
-    """Return the default release type of a curve: the type with the smallest expected loss."""
+    """Return the release type with the smallest expected loss for a private-fedlinucb curve."""
     schedule = reported_batches(config, problem)
     noise_of = partial(make_noise, problem=problem, schedule=schedule)
     return usual_release(config, config.protocol, problem, schedule, noise_of)
 
 
 def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
-    """Build the system of one private-fedlinucb curve: its plan and certificate.
+    """Build the system of one private-fedlinucb curve of an experiment: its plan and certificate.
 
     Parameters
     ----------
     config : PrivateConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
     Raises
     ------
@@ -485,8 +504,8 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     schedule, clocks = reported_batches(config, problem), clocks_of(config, problem)
     noise = make_noise(config, problem, schedule)
     if noise.secure is not None:
-        # The server computes prefix sums from the masked sums with the mechanism's factor, for
-        # every release type.
+        # For every release type of a secure sum, the server multiplies the masked sums by a matrix
+        # of the mechanism to get prefix sums. The plan calls this "factorised".
         protocol = under_masks(protocol, problem.silos, noise.secure.colluders)
         release = "factorised"
     if config.shuffled:
@@ -500,7 +519,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         config.bounds(published=config.calibration == "published-code"),
         noise,
         individual=config.messages == "individual",
-        # Type "flat" adds no noise to prefix sums, and "tree" stands for it in the plan.
+        # In type "flat" the noise is in the messages of users. The plan then has the default type.
         release="tree" if release == FLAT else release,
         clocks=clocks,
     )
@@ -518,10 +537,10 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
 
 
 def check_bits(plan: Plan) -> None:
-    """Raise InputError if a plan's noise bits are too many.
+    """Raise InputError if the messages of a plan's vector sum have too many bits.
 
-    Their number must fit into 64 bits. If every bit is drawn separately, all bits of a release must
-    also fit into memory.
+    The number of bits of one entry of a tree node must be below 2^62, so that it fits into a 64-bit
+    integer. If every bit is drawn separately, all bits of a release must also fit into memory.
     """
     if plan.encoding is None or not plan.levels:
         return
@@ -582,7 +601,7 @@ class LocalConfig(DelayConfig, frozen=True, kw_only=True):
 
 
 def build_local(config: LocalConfig, problem: ProblemSpec) -> System:
-    """Build the system of one local-linucb curve: its plan and certificate."""
+    """Build the system of one local-linucb curve of an experiment: its plan and certificate."""
     clip = config.bounds(published=config.radius == "published-code")
     plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip)
     plan, theory = with_delay(plan, theory, config.delay)
@@ -604,22 +623,22 @@ LOCAL_LINUCB = Algorithm(
 
 
 class RandomConfig(Config, frozen=True, kw_only=True):
-    """Keys of a random curve. All keys must keep their defaults, because nothing is learned."""
+    """Keys of a curve that chooses uniformly random actions, and so must keep all defaults."""
 
     lazy: bool = False
 
     def __post_init__(self) -> None:
         """Check that every key has its default, either unset or as the base class fills it in."""
         super().__post_init__()
-        unset = Config(lazy=False)
-        filled_in = Config(lazy=False, sieve=1.0, bonus=1.0, tie_bonus=1.0)
+        unset_keys = Config(lazy=False)
+        filled_keys = Config(lazy=False, sieve=1.0, bonus=1.0, tie_bonus=1.0)
         for key in Config.__struct_fields__:
-            if getattr(self, key) not in (getattr(unset, key), getattr(filled_in, key)):
+            if getattr(self, key) not in (getattr(unset_keys, key), getattr(filled_keys, key)):
                 raise InputError(f"{key} has no meaning for random: it learns nothing")
 
 
 def build_random(config: RandomConfig, problem: ProblemSpec) -> System:
-    """Build the system of one random curve: its plan and certificate."""
+    """Build the system of one random curve of an experiment: its plan and certificate."""
     plan, theory = assemble(config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), None)
     plan = replace(plan, policy="random", lazy=True)
     plan, certificate = certify(plan, problem, theory, None, "uniformly random actions")

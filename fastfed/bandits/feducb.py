@@ -3,17 +3,19 @@
 Silos synchronise when the determinant of V has grown. The trigger is the rule that decides when.
 This implementation deviates from the paper:
 
-- Errors in the pseudocode are corrected. The trigger's matrix is inside the determinant. The
-  counter and the batch are reset at a synchronisation. A leaf of the tree is a whole batch. The
-  server replaces its sums by the sum of the silos' prefix sums, which contain all earlier data.
-- Proposition 2 is used as in its proof, with ln det V once instead of d times.
+- Errors in the pseudocode are corrected. In this implementation the trigger's matrix is inside the
+  determinant. The counter and the batch are reset at a synchronisation. A leaf of the tree is a
+  whole batch. The server replaces its sums by the sum of the silos' prefix sums, which contain all
+  earlier data.
+- The radius of Proposition 2 contains ln det V, as in its proof. The printed proposition has
+  d ln det V.
 - The trigger's time since the last synchronisation counts the current round, so it starts at 1. The
   counter in line 12 of the pseudocode starts at 0 and is a divisor.
 - If silos use their current batch at once, the radius has ln(2 M / alpha) where Proposition 2 has
   ln(2 / alpha), with and without privacy. The proof assumes one order of all rounds, and each of
   the M silos needs a different order. ``calibration = "theorem"`` keeps ln(2 / alpha), and a caveat
   states this.
-- The last entry of the matrices, the sum of squared rewards, is never used and never sent.
+- The last diagonal entry of the matrices, the sum of squared rewards, is never used or sent.
 - Features and rewards are clipped to the bounds that the proof assumes.
 - The paper's ``schedule = "determinant"`` depends on raw data. No finite epsilon holds for it, and
   the certificate's status is "none". "fixed" synchronises at rounds known in advance.
@@ -21,18 +23,20 @@ This implementation deviates from the paper:
   and their privacy cost is part of the same budget.
 - ``lazy = true`` is the default. In the paper silos use their current batch at once, which is
   ``lazy = false``.
-- ``calibration = "exact"`` adds the least noise that satisfies the budget, and computes rho_min and
-  kappa from this noise. "theorem" uses Lambda and kappa of the paper. This kappa lacks delta.
+- ``calibration = "exact"`` adds the least noise that satisfies the budget. It computes rho_min, a
+  lower bound on the eigenvalues of a silo's regularizer, and kappa, a bound on the noise in the
+  bias sum, from this noise. "theorem" uses the paper's formulas: rho_min is Lambda of the paper,
+  and the printed kappa lacks a term in delta.
 - With ``protects = "reward"`` users send bits of their rewards (docs/user-bit.md), and silos add no
-  noise. V is then a function of public contexts and of bits, so the paper's schedule has the
-  guarantee of the bits.
-- For O(M T) communication the paper sets the threshold D = 0, so rounding errors would decide. Here
-  silos then synchronise after every round (``batch_size = 1``).
+  noise. V, and with it the paper's schedule, then depends only on public contexts and on bits. The
+  guarantee of the bits therefore also covers the schedule.
+- For O(M T) communication the paper sets the threshold D = 0, with which rounding errors would
+  decide when silos synchronise. Here silos synchronise after every round (``batch_size = 1``).
 
 Without a server (Algorithm 3) silos send messages to their neighbours in a graph. There are gamma
 estimators: round t belongs to estimator t mod gamma. Each estimator has a tree at every silo. A
 user's data are in one estimator, so the privacy of the estimators composes in parallel. Silos are
-partitioned into cliques, each of which shares its estimators. Further deviations:
+partitioned into cliques, and the silos of a clique share their estimators. Further deviations:
 
 - The proof is followed where the pseudocode differs from it. A silo whose trigger fires sends a
   request to its clique. All silos of the clique report gamma rounds later, and all reports arrive
@@ -112,13 +116,16 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     schedule : {"determinant", "fixed", "private-determinant"}
         The rule for synchronisations.
     communication : {"log-T", "M1.5", "MT"} or float
-        The threshold D > 0 of the trigger, or one of the paper's rules for it.
+        The threshold D > 0 of the trigger, or one of the paper's rules for D, which are named after
+        the order of the number of messages: O(M log T), O(M^1.5 d^3) and O(M T).
     private : bool, default True
         False for no noise.
     epsilon : float
-        Epsilon > 0 of one user. Required if private, unless ``silo_epsilon`` is given.
+        Epsilon > 0 of the guarantee for each user. Required if private, unless ``silo_epsilon`` is
+        given.
     delta : float
-        Delta of one user, in (0, 1). Required if private, unless ``silo_delta`` is given.
+        Delta of the guarantee for each user, in (0, 1). Required if private, unless ``silo_delta``
+        is given, or ``protects`` is "reward".
     silo_epsilon : tuple of float, optional
         One epsilon for each silo instead of ``epsilon``. Each silo then adds the noise of its
         budget. Requires ``schedule = "fixed"``.
@@ -133,13 +140,14 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         Lower bound > 0 on the eigenvalues of one silo's regularizer. The default is computed from
         the noise.
     radius : {"proposition-2", "direct"}
-        The confidence radius.
+        The confidence radius: that of the paper, or fastfed's direct radius (docs/radius.md).
     noise_draws : {"silo", "sum"}
-        A simulation draws the noise of each silo, or once the noise of the sum over silos, which
-        has the same distribution and takes less time.
+        Whether a simulation draws the noise of each silo, or only the noise of the sum over silos.
+        The sums have the same distribution, and "sum" takes less time.
     returning : int or "every-silo", default 1
-        The largest number of silos at which one user takes part, once at each (footnote 4 of the
-        paper). Values above 1 require ``calibration = "exact"`` and the same budget at all silos.
+        The largest number of silos at which one user takes part (footnote 4 of the paper). A user
+        takes part at a silo at most once. Values above 1 require ``calibration = "exact"`` and the
+        same budget at all silos.
     protects : {"user", "reward"}
         What is private: a user's context and rewards, or only rewards, if contexts are public. With
         "reward" each user sends one random bit, and delta is 0 by default (docs/user-bit.md).
@@ -193,12 +201,15 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
 
     @property
     def sieve_proven(self) -> bool:
-        """True if a sieve is proven; it needs rounds of synchronisation known in advance."""
+        """True if the regret bound with a sieve is proven for the keys of this curve.
+
+        The proof needs rounds of synchronisation that are known in advance.
+        """
         return super().sieve_proven and (self.schedule == "fixed" or self.every_round)
 
     @property
     def sieve_needs(self) -> str:
-        """What a sieve needs, for messages."""
+        """The keys that a sieve needs, as text for error messages."""
         return f'schedule "fixed", {super().sieve_needs}'
 
     def _check_privacy(self) -> None:
@@ -247,7 +258,10 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
         return self.protects == "reward"
 
     def _check_bits(self) -> None:
-        """Raise InputError for keys that do not fit bits of users; set the default of delta."""
+        """Raise InputError for keys that do not fit ``protects`` = "reward"; set delta's default.
+
+        Users then send bits of their rewards.
+        """
         if self.delta is None:
             msgspec.structs.force_setattr(self, "delta", 0.0)
         if self.radius != "direct":
@@ -292,8 +306,10 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
             )
 
     def silos_met(self, problem: ProblemSpec) -> int:
-        """Return the largest number of silos at which one user takes part. Raise InputError above
-        M."""
+        """Return the largest number of silos at which one user takes part, from ``returning``.
+
+        Raise InputError if it is larger than M.
+        """
         if isinstance(self.returning, str):
             return problem.silos
         return integer("returning", self.returning, at_least=1, at_most=problem.silos)
@@ -325,8 +341,8 @@ def privatizers(
 ) -> tuple[Privatizer, ...]:
     """Calibrate the noise of each silo for its budget in ``silo_epsilon`` and ``silo_delta``.
 
-    Each silo adds noise to the nodes of a tree with ``releases`` leaves. Return () if all silos
-    have the same budget.
+    The result has one privatizer for each silo. A privatizer is the noise that a silo adds to the
+    nodes of its tree with ``releases`` leaves. The result is () if all silos have the same budget.
     """
     if config.silo_epsilon is None:
         return ()
@@ -347,7 +363,10 @@ def privatizers(
 
 
 def least_noisy(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
-    """Return the privatizer with the least noise, with the largest epsilon and delta of any silo.
+    """Return the privatizer with the least noise, as the weakest guarantee of all silos.
+
+    Its budget has the largest epsilon and the largest delta of any silo, so that it holds for the
+    users of every silo.
 
     Parameters
     ----------
@@ -355,12 +374,12 @@ def least_noisy(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
         The privatizer of each silo.
     """
     least_noise = min(silo_privatizers, key=lambda p: p.noise_std)
-    epsilon, delta = (
+    largest_epsilon, largest_delta = (
         max(p.budget.epsilon for p in silo_privatizers),
         max(p.budget.delta for p in silo_privatizers),
     )
     return msgspec.structs.replace(
-        least_noise, budget=Budget(epsilon, delta, least_noise.budget.relation)
+        least_noise, budget=Budget(largest_epsilon, largest_delta, least_noise.budget.relation)
     )
 
 
@@ -370,12 +389,14 @@ def privatizer(
     silo_privatizers: tuple[Privatizer, ...] = (),
     silos_met: int = 1,
 ) -> Privatizer | None:
-    """Calibrate the noise of one silo's tree, or return None without privacy.
+    """Return the calibrated noise of one silo's tree, or None if silos add no noise.
+
+    Silos add no noise in a curve without privacy, and if users send bits.
 
     Parameters
     ----------
     config : FedUCBConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     releases : int
         The number of leaves of the tree.
     silo_privatizers : tuple of Privatizer, optional
@@ -389,18 +410,19 @@ def privatizer(
     if silo_privatizers:
         return least_noisy(silo_privatizers)
     assert config.epsilon is not None and config.delta is not None
-    rounds = releases if config.schedule == "private-determinant" else 0
+    # The number of rounds in which the schedule also releases noisy sums.
+    schedule_rounds = releases if config.schedule == "private-determinant" else 0
     budget = Budget(config.epsilon, config.delta, config.relation)
     return calibrate_privatizer(
-        budget, releases, config.calibration, schedule_rounds=rounds, silos_met=silos_met
+        budget, releases, config.calibration, schedule_rounds=schedule_rounds, silos_met=silos_met
     )
 
 
 def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
-    """Return the fixed schedule of a curve.
+    """Return the schedule of a curve whose rounds of synchronisation are known in advance.
 
-    Proposition 1 is an upper bound on the number of synchronisations of the determinant schedule.
-    With ``batch_size`` = "theorem" silos synchronise as often as this bound says.
+    With ``batch_size`` = "theorem" the number of synchronisations is that of Proposition 1, the
+    paper's upper bound on the number of synchronisations of the determinant schedule.
     """
     every_round = Schedule(problem.horizon, 1)
     if config.every_round:
@@ -412,7 +434,7 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     noise = privatizer(config, problem.horizon, silo_privatizers, config.silos_met(problem))
     numbers = constants(config, federation, noise, silo_privatizers)
     threshold = threshold_of(config, federation, numbers)
-    # D of "M1.5" is 0 for one silo and one round: synchronise after every round.
+    # D of rule "M1.5" is 0 for one silo and one round. Proposition 1 needs D > 0.
     if not threshold:
         return every_round
     batch_size = batch_size_proposition_1(sizes_of(problem, numbers), threshold)
@@ -427,7 +449,7 @@ def with_fixed_schedule(config: ConfigType) -> ConfigType:
 
 
 def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
-    """Build the system of one feducb curve: its plan, certificate and bounds."""
+    """Build the system of one feducb curve of an experiment: its plan, certificate and bounds."""
     config = with_fixed_schedule(config)
     fixed = config.schedule == "fixed"
     schedule = fixed_schedule(config, problem) if fixed else Schedule(problem.horizon, 1)
@@ -448,9 +470,10 @@ def build(config: FedUCBConfig, problem: ProblemSpec) -> System:
 def _bound_curves(
     config: FedUCBConfig, federation: Federation, noise: Privatizer | None
 ) -> Callable[[np.ndarray], dict[str, list[float]]] | None:
-    """Return a function from rounds (n,) to the paper's regret bounds in these rounds.
+    """Return a function that computes the paper's bounds on regret and synchronisations by name.
 
-    Return None if the bounds do not apply to the keys of the curve.
+    Its argument is an array of n rounds, and each of its results a list of n values. Return None if
+    the bounds do not apply to the keys of the curve.
     """
     if config.schedule != "determinant" or config.radius != "proposition-2":
         return None
@@ -462,7 +485,11 @@ def _bound_curves(
 
 
 def released_only(config: FedUCBConfig, schedule: Schedule) -> bool:
-    """Return True if actions depend on synchronised statistics only."""
+    """Return True if actions depend on synchronised statistics only.
+
+    This holds for lazy updates. It also holds if silos synchronise after every round, because the
+    local batch is then empty whenever an action is chosen.
+    """
     return config.lazy or (config.schedule == "fixed" and schedule.every_round)
 
 
@@ -474,28 +501,31 @@ def plan_and_theory(
     clip: Clip | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> tuple[Plan, Theory]:
-    """Make the plan and the theory of silos that share one estimator.
+    """Return the plan and the theory of the silos that share one estimator.
+
+    With a server all silos share it, without a server the silos of one clique.
 
     Parameters
     ----------
     config : FedUCBConfig
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     federation : Federation
         The silos that share the estimator, and the federation that they belong to.
     noise : Privatizer or None
         The calibrated noise.
     schedule : Schedule
-        The rounds of synchronisation. If the rounds depend on data, every round.
+        The rounds of synchronisation. If they depend on data, a schedule with all rounds.
     clip : Clip or None
-        Bounds that features and rewards are clipped to.
+        Bounds that features and rewards are clipped to; None for no clipping.
     silo_privatizers : tuple of Privatizer, optional
         The noise of each silo, if silos have different budgets.
 
     Returns
     -------
     plan : Plan
-        Without a privacy claim.
+        The plan without a privacy claim, which `certify` adds.
     theory : Theory
+        The regularizer and the confidence radius, and the conditions of their proof.
     """
     problem = federation.problem
     noise_of_plan = _noise_of_plan(config, problem, schedule, noise, silo_privatizers)
@@ -527,10 +557,10 @@ def _noise_of_plan(
     mechanism: Privatizer | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Noise | None:
-    """Return the distribution and the numbers of the noise for a plan; None without privacy.
+    """Return the noise that a plan stores, with its distribution; None if there is no noise.
 
-    ``mechanism`` is the noise of every silo. If silos have different budgets it is the least noise
-    of any silo, and ``silo_privatizers`` holds the noise of each.
+    ``mechanism`` is the noise of every silo. If silos have different budgets, it is the least noise
+    of any silo, and ``silo_privatizers`` holds the noise of each silo.
     """
     if config.sends_bits:
         return bit_noise(config, problem, schedule)
@@ -540,28 +570,31 @@ def _noise_of_plan(
     if config.schedule == "fixed":
         distribution = NoiseDistribution(std, problem.silos, mechanism.variance_factors)
     else:
-        # The noise of a release depends on its number, which depends on data here. Bound the noise
-        # of each release by that of the release with the most tree nodes.
+        # The noise of release k depends on k. Here data decide in which round release k is made.
+        # So bound the noise of each release by that of the release with the most tree nodes.
         max_nodes = max_prefix_nodes(mechanism.releases)
         distribution = NoiseDistribution(
             std, problem.silos, np.array([0.0, max_nodes]), counted=mechanism.releases
         )
     if not silo_privatizers:
         return Noise(mechanism, distribution, std)
-    scales = tuple(p.noise_std / mechanism.noise_std for p in silo_privatizers)
+    multiples = tuple(p.noise_std / mechanism.noise_std for p in silo_privatizers)
     deltas = tuple(p.budget.delta for p in silo_privatizers)
     return Noise(
         mechanism,
-        replace(distribution, noises=sum(f * f for f in scales)),
+        replace(distribution, noises=sum(f * f for f in multiples)),
         std,
-        silo_noise=scales,
+        silo_noise=multiples,
         silo_epsilon=tuple(p.budget.epsilon for p in silo_privatizers),
         silo_delta=deltas if config.silo_delta is not None else (),
     )
 
 
 def source_text(config: FedUCBConfig, noise: Privatizer | None, algorithm: str) -> str:
-    """Return the papers and algorithms that the guarantee is based on, as one line of text."""
+    """Return a line of text that cites the papers and algorithms behind a curve's guarantee.
+
+    ``algorithm`` names the algorithm of dubey-pentland-2020, such as "Algorithm 1".
+    """
     source = f"dubey-pentland-2020, {algorithm}"
     if config.sends_bits:
         return f"{source} on bits (Warner 1965)"
@@ -583,8 +616,8 @@ FEDUCB = Algorithm(
 
 # ---- Without a server ----------------------------------------------------------------------------
 
-#: Largest number of silos without a server. The distances between all pairs are stored, and the
-#: check of a complete graph of this size takes seconds.
+#: Largest number of silos without a server. The distances between all pairs of silos are stored,
+#: and the check of a complete graph of this size takes seconds.
 MAX_SILOS = 2000
 
 
@@ -665,7 +698,7 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
         config.batches(replace(problem, horizon=rounds_per_estimator))
 
     def schedule_of(uses: int) -> Schedule:
-        """Return the synchronisations of an estimator that is used in ``uses`` rounds."""
+        """Return the schedule of an estimator that is used in ``uses`` of the curve's rounds."""
         if not fixed_batches:
             return Schedule(uses, 1)
         if isinstance(config.batch_size, int):
@@ -692,7 +725,8 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
                 problem, silos=len(clique), horizon=empty_plan.uses(estimator, problem.horizon)
             )
             federation = Federation(part_problem, problem, gamma, len(cliques))
-            # Parts of the same size have the same plan. Some of its constants are slow to compute.
+            # Parts with the same silos and rounds have the same plan. It is computed once, because
+            # some of its constants are slow to compute.
             size_of_part = part_problem.silos, part_problem.horizon
             if size_of_part not in plan_by_size:
                 schedule = schedule_of(part_problem.horizon)
@@ -702,7 +736,7 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
             plan, theory = plan_by_size[size_of_part]
             parts.append(Part(clique, estimator, plan))
             theories.append(theory)
-    # If the bound of one part is unproven, report this for the whole federation.
+    # If the regret bound of one part is unproven, the bound of the whole federation is unproven.
     theory = next((t for t in theories if not t.proven), theories[0])
     source = source_text(config, noise, "Algorithm 3")
     claim = Claim(source=source, caveats=theory.caveats)
@@ -718,7 +752,8 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     if config.schedule == "determinant":
         federation = Federation(problem, problem, gamma)
         numbers = constants(config, federation, noise)
-        # Undo the division by 1 + L^2 = 2 in line 6, which is not part of D.
+        # `threshold_of` divides D by 1 + L^2 = 2, as line 6 of the paper's Algorithm 3 does. The
+        # bounds are stated in terms of D before this division.
         threshold = 2.0 * threshold_of(config, federation, numbers)
         sizes = [len(clique) for clique in cliques]
         bound_curves = partial(

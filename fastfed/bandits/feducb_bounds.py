@@ -1,13 +1,13 @@
 """Constants of FedUCB, and bounds on its synchronisations and group regret (dubey-pentland-2020).
 
 Some statements of the paper contradict each other or their proofs. The docstring of each function
-says which version it computes. The paper prints Theorems 1 and 2 as orders. They are evaluated with
-natural logarithms and multiplied by `constant`. All other bounds have the constants of their
-proofs, with the free constant nu of the proofs set to e. Logarithms are natural unless log2 is
-written.
+says which version it computes. The paper prints Theorems 1 and 2 as orders of growth. They are
+evaluated with natural logarithms and multiplied by `constant`. All other bounds have the constants
+of their proofs, with the free constant nu of the proofs set to e. Logarithms are natural unless
+log2 is written.
 
 `Trees` and `Sizes` hold the arguments that most functions share. Proposition 1 as printed in the
-main text, 2 sqrt(d T/D) G + 4, is no bound for small G.
+main text, 2 sqrt(d T/D) G + 4, is not computed here, because it is no bound for small G.
 
 Parameters
 ----------
@@ -16,11 +16,13 @@ All functions share these parameters. Invalid values raise InputError.
 epsilon, delta : float
     Privacy budget of one user, epsilon > 0 and delta in (0, 1).
 noise_std : float
-    s >= 0, the off-diagonal std of one tree node in layout goe2.
+    s >= 0, the std of the noise in an off-diagonal entry of one tree node, in layout goe2.
 threshold : float
-    D > 0 of the trigger. In Algorithm 3, D before it is divided by 1 + L^2.
+    D > 0, the threshold of the trigger, which decides when silos synchronise. In Algorithm 3, D
+    before it is divided by 1 + L^2.
 kappa : float
-    Bound >= 0 on the noise in the bias vector, 0 without privacy.
+    Bound >= 0 on the norm of the noise h in one silo's bias vector, weighted by the inverse of the
+    silo's regularizer H. It is 0 without privacy.
 reward_scale : float
     sigma > 0: rewards are sigma-sub-Gaussian.
 failure_probability : float
@@ -48,7 +50,10 @@ THRESHOLDS = ("log-T", "M1.5")
 
 
 def _check_fields(sizes: Trees | Sizes, *names: str) -> None:
-    """Check that the named fields are integers >= 1, and store them as int. Check feature_bound."""
+    """Check that the named fields are integers >= 1, and store them as int.
+
+    Also check that ``sizes.feature_bound`` is above 0. Raise InputError otherwise.
+    """
     for name in names:
         count = integer(name, getattr(sizes, name), at_least=1)
         msgspec.structs.force_setattr(sizes, name, count)
@@ -59,7 +64,7 @@ def _check_fields(sizes: Trees | Sizes, *names: str) -> None:
 
 
 class Trees(msgspec.Struct, frozen=True, kw_only=True):
-    """The noise trees of all silos, to which the bounds on noise apply together.
+    """The noise trees of all silos. A bound on noise holds for all these trees at the same time.
 
     Parameters
     ----------
@@ -86,14 +91,14 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         _check_fields(self, "dimension", "silos", "releases", "gamma")
         number("failure_probability", self.failure_probability, above=0, at_most=1)
 
     def log_union(self, events: int) -> float:
         """Return ln(events n M gamma / alpha), the logarithm in a union bound.
 
-        There are ``events`` events in each of the n releases of M gamma trees; alpha is
+        The union is over ``events`` events in each of the n releases of M gamma trees. alpha is
         ``failure_probability``.
         """
         count = events * self.silos * self.releases * self.gamma
@@ -102,8 +107,8 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
     def prefix_std(self, noise_std: float) -> float:
         """Return the largest std of the noise in a prefix sum: s sqrt(p).
 
-        s = ``noise_std`` is the std of one tree node, and p the largest number of nodes in a prefix
-        sum.
+        s = ``noise_std`` is the std of the noise in one tree node, and p the largest number of
+        nodes that are added up for a prefix sum.
         """
         std = number("noise_std", noise_std, at_least=0)
         return std * math.sqrt(max_prefix_nodes(self.releases))
@@ -112,10 +117,12 @@ class Trees(msgspec.Struct, frozen=True, kw_only=True):
 def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
     """Return Lambda of Section 4.3 as printed, a bound on the noise's operator norm.
 
-    Lambda = sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon. Each
-    prefix sum (not each node) is shifted by 2 Lambda I, so rho_min = Lambda and rho_max = 3 Lambda
-    (Proposition 4). Proven for the noise of `gaussian_release.node_noise_std`, because Lambda is
-    never below `noise_bound_from_std` of this noise.
+    Lambda = sqrt(32) m (L^2 + 1) ln(4/delta) (4 sqrt(d) + 2 ln(2 n M gamma/alpha)) / epsilon, where
+    m is the number of levels of a tree. Each prefix sum (not each node) is shifted by 2 Lambda I.
+    The eigenvalues of 2 Lambda I plus noise are then between rho_min = Lambda and rho_max =
+    3 Lambda (Proposition 4). The bound is proven for the noise of
+    `gaussian_release.node_noise_std`, because Lambda is never below `noise_bound_from_std` of this
+    noise.
 
     n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
     """
@@ -128,13 +135,15 @@ def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
 
 
 def bias_bound(trees: Trees, epsilon: float) -> float:
-    """Return kappa of Proposition 4 as printed, an unproven bound on ||h|| in the norm of H^-1.
+    """Return kappa of Proposition 4 as printed, an unproven bound on the noise in the bias vector.
 
-    kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)), with the
-    outer root over the whole quotient. Unproven, because delta is missing. For the noise of
-    `gaussian_release.node_noise_std` and a small delta it is below `bias_bound_from_std`: for
-    delta < 6e-4 with n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01, and for delta < 2e-2
-    with n = 7 and M = 10.
+    kappa bounds the norm of the noise h that is weighted by H^-1, where H is the silo's
+    regularizer. kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)),
+    with the outer root over the whole quotient, where m is the number of levels of a tree. The
+    bound is unproven, because the formula does not depend on delta. With the noise of
+    `gaussian_release.node_noise_std` and a small delta, it is below the proven bound of
+    `bias_bound_from_std`. With n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01 this happens
+    for delta < 6e-4, and with n = 7 and M = 10 for delta < 2e-2.
 
     n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
     """
@@ -146,13 +155,14 @@ def bias_bound(trees: Trees, epsilon: float) -> float:
 
 
 def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
-    """Return Lambda for Gaussian noise of any std. This bound is not in the paper.
+    """Return Lambda, a bound on the noise's operator norm, for Gaussian noise of any std.
 
     Lambda = s sqrt(p) (2 sqrt(d) + 2 sqrt(ln(8 n M gamma/alpha))), where p is the largest number of
-    nodes in a prefix (`max_prefix_nodes`). Proven: with probability 1 - alpha/4 the operator norm
-    of the noise matrix is at most Lambda in all releases. The largest eigenvalue has mean at most
-    2 s sqrt(p d), and is a Lipschitz function of the Gaussian entries with constant sqrt(2 p) s.
-    The union bound counts the largest and the smallest eigenvalue.
+    nodes in a prefix (`max_prefix_nodes`). This bound is not in the paper. It is proven: with
+    probability 1 - alpha/4 the operator norm of the noise matrix is at most Lambda in all releases.
+    The proof: the largest eigenvalue has mean at most 2 s sqrt(p d), and is a Lipschitz function of
+    the Gaussian entries with constant sqrt(2 p) s. The union bound counts the largest and the
+    smallest eigenvalue.
 
     Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
     """
@@ -161,12 +171,13 @@ def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
 
 
 def bias_bound_from_std(trees: Trees, noise_std: float, rho_min: float) -> float:
-    """Return kappa for Gaussian noise of any std. This bound is not in the paper.
+    """Return kappa, a bound on the noise in the bias vector, for Gaussian noise of any std.
 
-    kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), with p as in
-    `noise_bound_from_std`. Proven if H >= rho_min I, rho_min > 0: with probability 1 - alpha/4 the
-    norm of h that is weighted by H^-1 is at most kappa in all releases. The two bounds together use
-    alpha/2, and alpha/2 remains for the rewards.
+    kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), where p is the
+    largest number of nodes in a prefix. This bound is not in the paper. It is proven if the silo's
+    regularizer H is at least rho_min I, rho_min > 0: with probability 1 - alpha/4 the norm of the
+    noise h that is weighted by H^-1 is at most kappa in all releases. This bound and
+    `noise_bound_from_std` together use alpha/2, and alpha/2 remains for the rewards.
 
     Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
     """
@@ -208,7 +219,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     gamma: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         _check_fields(self, "horizon", "silos", "dimension", "gamma")
         number("rho_max", self.rho_max, at_least=number("rho_min", self.rho_min, above=0))
 
@@ -216,7 +227,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     def log_growth(self) -> float:
         """Return G = ln(rho_max/rho_min + T L^2/(gamma d rho_min)), the logarithm in all bounds.
 
-        Proven for gamma = 1: ln det V - d ln(M rho_min) <= d G if every H <= rho_max I.
+        For gamma = 1 it is proven that ln det V - d ln(M rho_min) <= d G, if the regularizer H of
+        every silo is at most rho_max I.
         """
         length, low = self.feature_bound, self.rho_min
         trace_share = self.horizon * length * length / (self.gamma * self.dimension)
@@ -224,15 +236,16 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def threshold(communication: str, sizes: Sizes) -> float:
-    """Return D of the determinant trigger, Algorithm 1, line 12.
+    """Return the threshold D of the determinant trigger (Algorithm 1, line 12).
 
-    ``communication`` selects a rule of the paper:
+    The trigger decides when silos synchronise. ``communication`` selects a rule of the paper for D:
 
     - "log-T", for O(M log T) communication: D = 2 (T/gamma) d / (G + 1), printed below Theorem 1
-      for gamma = 1. The paper prints no threshold for Algorithm 3 ("identical"). This is the rule
-      for the T/gamma rounds of one estimator, without the division by 1 + L^2 in line 6.
+      for gamma = 1. For Algorithm 3 the paper prints no threshold and writes "identical". The
+      formula here is the printed rule for the T/gamma rounds of one estimator, without the division
+      by 1 + L^2 in line 6 of Algorithm 3.
     - "M1.5", for O(M^1.5 d^3) communication and gamma = 1: D = T ln(M T) / (d M). Remark 1 prints
-      no threshold and refers to Wang et al. 2020, who use this one. It is 0 for M = T = 1.
+      no threshold and refers to Wang et al. 2020, who use this D. It is 0 for M = T = 1.
 
     For O(M T) communication silos synchronise after every round, without a threshold.
 
@@ -249,12 +262,14 @@ def threshold(communication: str, sizes: Sizes) -> float:
 
 
 def proposition_1_appendix(sizes: Sizes, threshold: float) -> float:
-    """Return the bound of Proposition 1 as printed in the appendix: 2 sqrt(d T G/D) + 4.
+    """Return Proposition 1's bound on the number of synchronisations: 2 sqrt(d T G/D) + 4.
 
-    The appendix calls it Proposition 5. It is proven without privacy, but not by the paper's proof,
-    which needs d G <= 2 D. A proof: a period of length t_k raises ln det S by at least D/t_k, so by
-    the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) periods. It is unproven with
-    privacy, because the term M (rho_max - rho_min) I alone may fire the trigger.
+    This is the version in the appendix, which calls it Proposition 5. The bound is proven without
+    privacy, but not by the paper's proof, which needs d G <= 2 D. A proof: a period of t_k rounds
+    between two synchronisations raises the logarithm of the trigger's determinant by at least
+    D/t_k, so by the Cauchy-Schwarz inequality there are at most sqrt(d T G/D) such periods. With
+    privacy the bound is unproven, because the term M (rho_max - rho_min) I alone may fire the
+    trigger.
 
     Here D is ``threshold``. T, M and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
@@ -265,10 +280,10 @@ def proposition_1_appendix(sizes: Sizes, threshold: float) -> float:
 def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
     """Return the batch size B = ceil(T / ceil(n)) of a fixed schedule, in [1, T].
 
-    n is the bound of Proposition 1 (appendix) for the threshold D. So silos synchronise about as
-    often as the paper bounds for the determinant schedule, but in rounds that do not depend on
-    data. This rule is not in the paper. rho_min and rho_max are those of `noise_bound` for T
-    releases. The noise can then be calibrated for T // B releases.
+    n is the bound `proposition_1_appendix` on the number of synchronisations of the determinant
+    schedule with threshold D. The fixed schedule has about n synchronisations too, but in rounds
+    that do not depend on data. This rule is not in the paper. B is computed with rho_min and
+    rho_max of `noise_bound` for T releases. The noise can then be calibrated for T // B releases.
 
     Here D is ``threshold``. T is in ``sizes``.
     """
@@ -285,11 +300,9 @@ def _log_failure(failure_probability: float) -> float:
 
 
 def _radius_offset(sizes: Sizes, kappa: float, parameter_bound: float) -> float:
-    """Return S sqrt(M rho_max) + kappa sqrt(M), the terms of the radius for H and the noise.
+    """Return S sqrt(M rho_max) + kappa sqrt(M), the radius's terms for the regularizer and noise.
 
-    S is ``parameter_bound``, a bound on ||theta*||, and H a silo's regularizer.
-
-    M is in ``sizes``.
+    S is ``parameter_bound``, a bound on ||theta*||. M and rho_max are in ``sizes``.
     """
     norm = number("parameter_bound", parameter_bound, above=0)
     bias = number("kappa", kappa, at_least=0)
@@ -304,15 +317,17 @@ def beta_bar(
     *,
     parameter_bound: float = 1.0,
 ) -> float:
-    """Return a bound on the radius of all rounds (proof of Proposition 6, at t = T).
+    """Return beta_bar, a bound on the confidence radii beta of all rounds.
 
-    beta_bar = sigma sqrt(2 ln(2/alpha) + d G) + S sqrt(M rho_max) + kappa sqrt(M). Proven for
-    gamma = 1: if rho_min and rho_max bound the eigenvalues, every beta of Proposition 2 is at most
-    beta_bar. Here beta has ln det V - d ln(M rho_min) as in the proof of Proposition 2, which
-    prints d ln det V. beta itself is proven for one silo and a fixed schedule. Pass
-    failure_probability / M to cover all silos. The determinant schedule needs a filtration that no
-    proof has given (zhou-chowdhury-2024, footnote 5). For gamma > 1 the bound covers rounds after
-    the first synchronisation of a clique.
+    beta_bar = sigma sqrt(2 ln(2/alpha) + d G) + S sqrt(M rho_max) + kappa sqrt(M), from the proof
+    of Proposition 6 at t = T. For gamma = 1 it is proven that every beta of Proposition 2 is at
+    most beta_bar, if rho_min and rho_max bound the eigenvalues of silos' regularizers. Here beta
+    has ln det V - d ln(M rho_min) as in the proof of Proposition 2, which prints d ln det V. For
+    gamma > 1 the bound covers rounds after the first synchronisation of a clique.
+
+    The radius beta itself is proven for one silo and a fixed schedule. Pass failure_probability / M
+    to cover all silos. With the determinant schedule, the proof would need a filtration that nobody
+    has given (zhou-chowdhury-2024, footnote 5).
 
     Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
     and gamma are in ``sizes``, and G is ``sizes.log_growth``.
@@ -338,10 +353,10 @@ def theorem_1(
     """Return the order of the group regret in Theorem 1 as printed, for threshold "log-T".
 
     The order is sigma sqrt(M T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa sqrt(M)),
-    which is `theorem_2` with one clique. The proof does not give this order. Compared with
-    `theorem_1_explicit`, the factor sqrt(d) of G and the factor sqrt(G) of the other terms are
-    missing, and the last two terms are multiplied by sigma. To compare with a simulated curve, use
-    `theorem_1_two_terms`.
+    which is `theorem_2` with one clique. The proof does not give this order. It gives
+    `theorem_1_explicit`, in which G has a further factor sqrt(d), the other terms have a further
+    factor sqrt(G), and the last two terms are not multiplied by sigma. To compare with the regret
+    of a simulation, use `theorem_1_two_terms`.
 
     Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M
     and d are in ``sizes``, and G is ``sizes.log_growth``.
@@ -351,11 +366,11 @@ def theorem_1(
 
 
 def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
-    """Return the bound in the proof of Theorem 1 for any threshold D.
+    """Return the bound on group regret in the proof of Theorem 1, for any threshold D.
 
     The bound is 2 e beta_bar (sqrt(2 M T d G) + M sqrt(D) (d G + 1)), for L^2 <= M rho_min. Its
-    order is proven under the conditions of `beta_bar`. Its constant does not count the round in
-    which the trigger fires.
+    order is proven under the conditions of `beta_bar`. Its constant is not proven, because the
+    proof does not count the round in which the trigger fires.
 
     Here D is ``threshold`` and beta_bar ``radius``. T, M and d are in ``sizes``, and G is
     ``sizes.log_growth``.
@@ -366,8 +381,9 @@ def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
 def theorem_1_explicit(sizes: Sizes, radius: float) -> float:
     """Return the last line of Theorem 1's proof with constants: 4 e beta_bar sqrt(2 M T d (G + 1)).
 
-    Unproven. With D = 2 T d / (G + 1), the second term of `theorem_1_two_terms` is larger than the
-    first by a factor of about sqrt(M) d, and this line drops the factor.
+    This bound on group regret is unproven. With D = 2 T d / (G + 1), the second term of
+    `theorem_1_two_terms` is larger than the first by a factor of about sqrt(M) d, and the paper's
+    last line drops this factor.
 
     Here beta_bar is ``radius``. T, M and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
@@ -393,8 +409,8 @@ def theorem_2(
 
     The order is sigma sqrt(M cliques gamma T d) (G + sqrt(ln(2/alpha)) + S sqrt(M rho_max) + kappa
     sqrt(M)). ``cliques`` in [1, M] is the number of cliques that cover the gamma-th power of the
-    graph. T d is inside the root as in the proof, unlike in the printed theorem. The order is
-    unproven, and has the same missing factors as `theorem_1`.
+    graph. T d is inside the root as in the proof. In the printed theorem it is outside. The order
+    is unproven, and lacks the same factors as `theorem_1`.
 
     Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
     and gamma are in ``sizes``, and G is ``sizes.log_growth``.
@@ -410,7 +426,7 @@ def theorem_2(
 def theorem_2_two_terms(
     sizes: Sizes, clique_sizes: Iterable[int], threshold: float, radius: float
 ) -> float:
-    """Return the bound in the proof of Theorem 2 for any threshold D.
+    """Return the bound on group regret in the proof of Theorem 2, for any threshold D.
 
     The bound is 2 e beta_bar gamma sum_C (sqrt(2 |C| (T/gamma) d G) + |C| sqrt(D) (d G + 1)), where
     G and beta_bar depend on gamma. ``clique_sizes`` are the sizes |C| of a partition of the silos.
@@ -431,7 +447,7 @@ def theorem_2_two_terms(
         raise InputError(f"clique_sizes must add up to {sizes.silos} silos, got {show(counts)}")
     growth = sizes.dimension * sizes.log_growth
     root = math.sqrt(number("threshold", threshold, above=0))
-    # The terms for the good and the bad periods of each clique with one estimator.
+    # For each clique and one estimator: the regret in good and in bad periods over 2 e beta_bar.
     total = sum(
         math.sqrt(2.0 * size * sizes.horizon / sizes.gamma * growth) + size * root * (growth + 1.0)
         for size in counts

@@ -1,9 +1,9 @@
 """Regularizer, confidence radius, trigger and bound curves of a FedUCB curve.
 
-All functions are about the silos that share one estimator (`Federation`): all silos with a server,
-or one clique without a server. `feducb` builds plans from these functions, and its docstring lists
-the deviations from dubey-pentland-2020. The paper's constants and bounds, as functions of numbers,
-are in `feducb_bounds`.
+All functions are about the silos that share one estimator (`Federation`). With a server these are
+all silos, without a server the silos of one clique. `feducb` builds plans from these functions, and
+its docstring lists the deviations from dubey-pentland-2020. The paper's constants and bounds, as
+functions of numbers, are in `feducb_bounds`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # ---- Regularizer, radius and trigger of a curve --------------------------------------------------
 
-#: Default lambda of a silo without privacy.
+#: Without privacy a silo's regularizer is rho_min I, and this is the default of rho_min.
 PLAIN_RHO = 1.0
 
 
@@ -49,9 +49,9 @@ PLAIN_RHO = 1.0
 class Federation:
     """The silos that share one estimator, and the federation that they belong to.
 
-    With a server these are all silos in all rounds, and ``whole`` is None. Without a server they
-    are a clique in 1 / gamma of the rounds. The failure probability is then split over all silos,
-    estimators and cliques.
+    With a server all silos share the estimator in all rounds, and ``whole`` is None. Without a
+    server the silos of a clique share it in 1 / gamma of the rounds. The failure probability is
+    then split over all silos, estimators and cliques.
 
     Parameters
     ----------
@@ -90,7 +90,8 @@ class Constants:
         True if rho_min and rho_max are proven for the noise of the plan, for all releases of all
         silos together, with probability 1 - alpha / 4.
     biased : bool
-        True if kappa is proven in the same way.
+        True if kappa is proven for the noise of the plan, for all releases of all silos together,
+        with probability 1 - alpha / 4.
     """
 
     rho_min: float
@@ -101,7 +102,7 @@ class Constants:
 
     @property
     def shift(self) -> float:
-        """Multiple of I that is added to a silo's prefix sum."""
+        """(rho_min + rho_max) / 2, the multiple of I that is added to a silo's prefix sum."""
         return (self.rho_min + self.rho_max) / 2.0
 
 
@@ -111,17 +112,19 @@ def constants(
     noise: Privatizer | None,
     silo_privatizers: tuple[Privatizer, ...] = (),
 ) -> Constants:
-    """Return rho_min, rho_max and kappa of a silo.
+    """Return rho_min, rho_max and kappa: bounds on one silo's regularizer and on its bias noise.
 
-    With calibration "theorem" they are computed as printed in the paper, with "exact" from the
-    noise. The key ``rho_min`` replaces Lambda, and rho_max = 3 Lambda.
+    rho_min is Lambda, a bound on the operator norm of the noise, and rho_max = 3 Lambda. With
+    calibration "theorem", Lambda and kappa are computed as printed in the paper, with "exact" from
+    the noise. If the key ``rho_min`` is set, it replaces Lambda.
 
     ``silo_privatizers`` is given if the silos' noise differs. Let silo i have constants rho_i and
     kappa_i. The function returns the mean of the rho_i, and the root of the mean of the kappa_i^2.
-    This is sufficient, because proofs use only sums over silos: M rho_min I <= sum H_i <= M rho_max
-    I, and for h = sum h_i and any H_i > 0, h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2.
-    The latter holds because (h, H) -> h' H^-1 h is convex and homogeneous, and so subadditive. The
-    constants of each silo include the union bound over all M silos.
+    This is sufficient, because proofs use only sums over silos. For the regularizers H_i,
+    M rho_min I <= sum H_i <= M rho_max I. For the noise h = sum h_i and any H_i > 0,
+    h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2, because (h, H) -> h' H^-1 h is convex and
+    homogeneous, and so subadditive. The constants of each silo include the union bound over all M
+    silos.
     """
     if silo_privatizers:
         constants_of = {p: constants(config, federation, p) for p in set(silo_privatizers)}
@@ -165,16 +168,19 @@ def proposition_2(
     released_only: bool,
     noise_differs: bool = False,
 ) -> Theory:
-    """Return the theory of Proposition 2, with the constants of its proof.
+    """Return the radius of Proposition 2, with the constants and the conditions of its proof.
 
     beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M),
     where M is the number of silos that share the estimator. ln det V has no factor d, as in the
-    proof and unlike in the printed statement.
+    proof. The printed statement has the factor.
 
-    The proof is for one order of all rounds. Without lazy updates each silo needs a different
-    order, and calibration "exact" uses a union bound: ln(2 M / alpha). Without a server each clique
-    needs a different order in each estimator. ``noise_differs`` is true if the silos' noise
-    differs. ``numbers`` then holds averages over silos, see `constants`.
+    The proof sorts all rounds of all silos into one order. Without lazy updates each silo needs a
+    different order, and calibration "exact" uses a union bound over the orders: ln(2 M / alpha).
+    Without a server each clique needs a different order in each estimator.
+
+    ``numbers`` are the result of `constants`, ``clip`` the clipping bounds of records.
+    ``released_only`` is true if actions depend on synchronised statistics only. ``noise_differs``
+    is true if the silos' noise differs; ``numbers`` then holds averages over silos.
     """
     problem, alpha = federation.problem, config.failure_probability
     m = problem.silos
@@ -225,10 +231,10 @@ def proposition_2(
 def sizes_of(
     problem: ProblemSpec, numbers: Constants, horizon: int | None = None, gamma: int = 1
 ) -> Sizes:
-    """Return the arguments of the paper's bounds as one object.
+    """Return the `Sizes` of a problem, which the paper's bounds take as an argument.
 
-    ``numbers`` bounds the regularizers. ``horizon`` replaces the horizon of the problem, and
-    ``gamma`` is the number of estimators.
+    ``numbers`` has the bounds on the regularizers. ``horizon`` replaces the horizon of the problem,
+    and ``gamma`` is the number of estimators.
     """
     return Sizes(
         horizon=problem.horizon if horizon is None else horizon,
@@ -241,10 +247,10 @@ def sizes_of(
 
 
 def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
-    """Return the threshold D of the trigger.
+    """Return the threshold D of the trigger, which decides when silos synchronise.
 
-    It is the key ``communication`` if that is a number. Otherwise the key names a rule of the paper
-    that computes D.
+    D is the key ``communication`` if this key is a number. Otherwise the key names a rule of the
+    paper that computes D. Without a server, this rule's D is divided by 1 + L^2 = 2.
     """
     if not isinstance(config.communication, str):
         return float(config.communication)
@@ -256,26 +262,30 @@ def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constant
             f'"{config.communication}"'
         )
     sizes = sizes_of(federation.whole, numbers, gamma=federation.gamma)
-    # Algorithm 3 divides by 1 + L^2 (line 6).
+    # Line 6 of Algorithm 3 divides D by 1 + L^2, where L = 1 bounds feature norms.
     return threshold("log-T", sizes) / 2.0
 
 
 def trigger(
     config: FedUCBConfig, federation: Federation, numbers: Constants, noise: Privatizer | None
 ) -> Trigger | None:
-    """Return the trigger of the schedule, or None if the rounds of synchronisation are fixed."""
+    """Return the trigger, the rule that decides from data when silos synchronise.
+
+    Return None if the rounds of synchronisation are fixed. ``noise`` is the noise of one silo, used
+    only for the schedule "private-determinant".
+    """
     if config.schedule == "fixed":
         return None
     threshold_d = threshold_of(config, federation, numbers)
-    # Without a server, silos report one use of the estimator later, when all of them have received
-    # the request.
+    # `delay` counts rounds in which the estimator is used. Without a server, silos report one such
+    # round after the trigger fires, when all silos of the clique have received the request.
     delay = 0 if federation.whole is None else 1
     if config.schedule == "determinant":
         # The paper adds M (rho_max - rho_min) I to the matrix whose determinant is compared.
         extra = federation.problem.silos * (numbers.rho_max - numbers.rho_min)
         return Trigger(DETERMINANT, threshold_d, extra, delay=delay)
     assert noise is not None
-    # Standard deviations off and on the diagonal of the noise matrix.
+    # Standard deviations of the schedule's noise matrix, off and on the diagonal.
     std = noise.schedule_std, math.sqrt(2.0) * noise.schedule_std
     return Trigger(PRIVATE_DETERMINANT, threshold_d, std=std, delay=delay)
 
@@ -286,10 +296,10 @@ def trigger(
 def centralised_bound_curves(
     config: Any, problem: ProblemSpec, numbers: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
-    """Compute bounds on regret and on synchronisations at each of ``rounds``, as lists by name.
+    """Return bounds on regret and on synchronisations at each of ``rounds``, as lists by name.
 
-    The bound on regret is the sum of two terms in the proof of Theorem 1. The bound on
-    synchronisations is Proposition 1, as printed in the appendix.
+    The bound on group regret is `theorem_1_two_terms`. The bound on the number of synchronisations
+    is `proposition_1_appendix`. ``numbers`` are the result of `constants`, and ``threshold`` is D.
     """
     radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     sizes = [sizes_of(problem, numbers, int(t)) for t in rounds]
@@ -314,9 +324,12 @@ def decentralised_bound_curves(
     gamma: int,
     rounds: np.ndarray,
 ) -> dict[str, list[float]]:
-    """Compute the bound of Theorem 2 at each of ``rounds``, for cliques of these sizes.
+    """Return the bound of Theorem 2 on group regret at each of ``rounds``, as a list by name.
 
-    The bound is the sum over cliques and estimators in the theorem's proof.
+    The bound is `theorem_2_two_terms` for cliques of these sizes. It is for silos that use their
+    current batch at once, so the result is empty with lazy updates. ``numbers`` are the result of
+    `constants`, ``threshold`` is D before its division by 1 + L^2, and ``gamma`` is the number of
+    estimators.
     """
     if config.lazy:
         return {}

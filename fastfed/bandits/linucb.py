@@ -1,4 +1,4 @@
-"""LinUCB, the policy of every silo: choose the action with the largest estimate plus bonus.
+"""LinUCB, the policy of every silo: choose the action with the largest estimated reward plus bonus.
 
 `Estimate` is the ridge regression model. `Acting` chooses the actions of a silo from synchronised
 sums. The standalone agent for other tools is `fastfed.bandits.policy.LinUCB`.
@@ -14,7 +14,7 @@ from fastfed.protocols.plan import Plan
 from fastfed.protocols.schedule import Clock
 from fastfed.protocols.score import Score
 
-#: The largest feature. Squares of larger ones may overflow a float64.
+#: The largest absolute value of a feature. Squares of larger values may overflow a float64.
 MAX_FEATURE = 1e150
 
 
@@ -53,9 +53,18 @@ def check_actions(actions: object, dimension: int) -> np.ndarray:
 
 
 class Estimate:
-    """The ridge regression estimate theta_hat = V^{-1} u, with V as its inverse Cholesky factor.
+    """The ridge regression estimate theta_hat = V^{-1} u, where V is stored as a factor of V^{-1}.
 
     Inputs are not checked, because drivers call this code in every round.
+
+    Parameters
+    ----------
+    dimension : int
+        d.
+    regularizer : float
+        lambda of V = lambda I, before any data.
+    arms : bool, default False
+        True if all features are unit vectors, so that V is diagonal.
 
     Attributes
     ----------
@@ -77,7 +86,11 @@ class Estimate:
     def of_sums(
         cls, dimension: int, statistic: np.ndarray, regularizer: float, arms: bool = False
     ) -> tuple[Estimate, float]:
-        """Return a new estimate from synchronised sums, and the shift that `refresh` returns."""
+        """Return a new estimate computed from synchronised sums, and the shift of `refresh`.
+
+        ``statistic`` and ``regularizer`` are the arguments of `refresh`. The shift is the multiple
+        of the identity that `refresh` added to make V positive definite.
+        """
         estimate = cls.__new__(cls)
         estimate.dimension, estimate.arms = dimension, arms
         estimate.w, estimate.theta = np.zeros((dimension, dimension)), np.zeros(dimension)
@@ -94,12 +107,12 @@ class Estimate:
         return self._log_det
 
     def refresh(self, statistic: np.ndarray, regularizer: float) -> float:
-        """Set V = lambda I + covariance and u = bias.
+        """Recompute the estimate with V = lambda I + sum x x' and u = sum x y.
 
         Parameters
         ----------
         statistic : ndarray, shape (d + d (d + 1) / 2,)
-            The bias vector, followed by the entries i <= j of the covariance matrix.
+            The sums of x y, followed by the entries i <= j of the sum of x x'. Both may have noise.
         regularizer : float
             lambda.
 
@@ -119,7 +132,8 @@ class Estimate:
     ) -> tuple[int, np.ndarray]:
         """Return index and features (d,) of the action with the largest score.
 
-        The score is <x, theta> + radius ||x||_{V^-1} + second ||V^-1 x||.
+        The score of an action x is <x, theta> + ``radius`` ||x||_{V^-1} + ``second`` ||V^-1 x||.
+        ``actions`` has shape (K, d).
         """
         return linalg.select(actions, self.w, self.theta, radius, second)
 
@@ -132,12 +146,12 @@ class Estimate:
         slack: float,
         ranking: float,
     ) -> tuple[int, np.ndarray]:
-        """Return index and features (d,) of the best action by a ranking, after a sieve.
+        """Return index and features (d,) of the best action among those that pass a sieve.
 
-        Let b(x) be the bonus in the score of `select`. The sieve passes an action x if
-        <x, theta> + (2 slack - 1) b(x) is at least the smaller of ``limit`` and the largest score.
-        Of the actions that pass, the one with the largest <x, theta> + ``ranking`` b(x) is chosen
-        (docs/radius.md).
+        Let b(x) = ``radius`` ||x||_{V^-1} + ``second`` ||V^-1 x|| be the bonus in the score of
+        `select`. The sieve passes an action x if <x, theta> + (2 ``slack`` - 1) b(x) is at least
+        the smaller of ``limit`` and the largest score. Of the actions that pass, the one with the
+        largest <x, theta> + ``ranking`` b(x) is chosen (docs/radius.md).
         """
         w, theta = self.w, self.theta
         return linalg.select_sieved(actions, w, theta, radius, second, limit, slack, ranking)
@@ -154,10 +168,10 @@ class Estimate:
     ) -> tuple[int, np.ndarray]:
         """Return index and features (d,) of the action with the largest value of a score function.
 
-        ``score`` receives the factors ``radius`` and ``second`` of the bonuses of `select`, and
-        ``key`` as a source of random bits. With a ``sieve`` (limit, slack, ranking), as in
-        `select_sieved`, only actions that pass it are scored, and both factors are multiplied by
-        ``ranking``.
+        The score function receives ``radius`` and ``second``, the factors of the two bonuses in
+        `select`, and ``key`` as a source of random bits. ``sieve`` holds (limit, slack, ranking) of
+        `select_sieved`. With a sieve only the actions that pass it are scored, and both factors are
+        multiplied by ``ranking``.
         """
         w, theta = self.w, self.theta
         return linalg.scored(score, key, round, actions, w, theta, radius, second, sieve)
@@ -178,9 +192,10 @@ class Estimate:
 
 
 class FixedEstimate(Estimate):
-    """An estimate for one fixed set of actions, which `FixedModel` keeps up to date.
+    """An estimate for one fixed set of actions, faster than `Estimate` for any actions.
 
-    It scores these actions only. It does not update `w` and `theta`.
+    The compiled `FixedModel` updates the scores of these actions in each round. It scores no other
+    actions, and does not update `w` and `theta`.
 
     Parameters
     ----------
@@ -203,7 +218,7 @@ class FixedEstimate(Estimate):
     ) -> tuple[int, np.ndarray]:
         """Return index and features (d,) of the action with the largest score.
 
-        See `Estimate.select`. All rounds offer the same ``actions``, so they are not read.
+        See `Estimate.select`. The ``actions`` are those of the constructor, so they are not read.
         """
         return self._with_features(self._model.select(radius, second))
 
@@ -216,18 +231,22 @@ class FixedEstimate(Estimate):
         slack: float,
         ranking: float,
     ) -> tuple[int, np.ndarray]:
-        """Return index and features (d,) of the best action by a ranking, after a sieve.
+        """Return index and features (d,) of the best action among those that pass a sieve.
 
-        See `Estimate.select_sieved`.
+        See `Estimate.select_sieved`. The ``actions`` are those of the constructor, so they are not
+        read.
         """
         return self._with_features(self._model.select(radius, second, (limit, slack, ranking)))
 
     def _with_features(self, index: int) -> tuple[int, np.ndarray]:
-        """Return the index of an action and its features."""
+        """Return the tuple (``index``, features (d,) of the action with this index)."""
         return index, self._rows[index].astype(np.float64)
 
     def observe(self, x: np.ndarray, reward: float) -> None:
-        """Learn the reward of the action that was selected last; x is not read."""
+        """Learn the reward of the last selected action, whose features the model knows.
+
+        ``x`` is not read.
+        """
         log_det_before, ratio = self.log_det, self._model.observe(reward)
         if self.arms:
             self._log_det = max(log_det_before, self._model.log_entry())
@@ -235,7 +254,7 @@ class FixedEstimate(Estimate):
             self._log_det = log_det_before + linalg.log(ratio)
 
     def inverse_norm(self) -> float:
-        """Return an upper bound on the largest eigenvalue of V^-1; inf if it is not known."""
+        """Return an upper bound on the largest eigenvalue of V^-1, or inf if no bound is known."""
         return self._model.inverse_norm()
 
 
@@ -247,10 +266,11 @@ class Acting:
     Attributes
     ----------
     plan : Plan
+        The numbers and settings that the silo executes.
     round : int
-        Rounds completed.
+        Number of completed rounds.
     release : int
-        Number of the release that the current estimate is computed from.
+        Number of the release from which the current estimate is computed.
     """
 
     _estimate: Estimate
@@ -261,8 +281,8 @@ class Acting:
         self.release = 0
         # Factor of ||V^-1 x|| in scores, and f of the direct radius (`bandits.radius`).
         self._second_bonus, self._inflation = 0.0, 1.0
-        # Slack of the sieve (docs/radius.md). For a silo that never synchronises it changes in
-        # every round, and a bound on the largest eigenvalue of V^-1 is stored.
+        # Slack of the sieve (docs/radius.md), and a bound on the largest eigenvalue of V^-1. Only a
+        # silo that never synchronises uses this bound, to compute the slack of each round.
         self._slack, self._inverse = 1.0, 0.0
         self.trigger: Clock | None = None
         # The actions of all rounds, if they never change.
@@ -276,7 +296,7 @@ class Acting:
     def _for_fixed_set(self, estimate: Estimate) -> Estimate:
         """Return a `FixedEstimate` that starts from ``estimate`` if the actions never change.
 
-        Otherwise return ``estimate`` itself.
+        If the actions may change, return ``estimate``.
         """
         if self._fixed_rows is None:
             return estimate
@@ -303,15 +323,16 @@ class Acting:
     def _slack_of_round(self, beta: float) -> float:
         """Return the slack of the sieve in the next round, for a silo that never synchronises.
 
-        ``beta`` is the confidence radius of the round. A larger slack lets more actions pass
-        (`Estimate.select_sieved`).
+        A larger slack lets more actions pass (`Estimate.select_sieved`). ``beta`` is the confidence
+        radius of the next round.
         """
         plan, gamma, rows = self.plan, self._second_bonus, self.round
         radius = plan.radius
         if rows < 15:
             self._inverse = 1.0 / radius.anchor  # V is at least anchor I.
         elif rows & (rows + 1) == 0 and rows.bit_length() % 2 == 0:
-            # V grows, so a bound on V^-1 stays valid. It is computed in rounds 16, 64, 256, ...
+            # V only grows, so an earlier bound on V^-1 stays valid. It is computed again before
+            # rounds 16, 64, 256, ...
             self._inverse = self._estimate.inverse_norm()
             if self._inverse == np.inf:
                 self._inverse = 1.0 / radius.anchor
@@ -327,7 +348,10 @@ class Acting:
         return plan.sieve_growth * linalg.slack(width, beta, gamma, 1.0, self._inverse)
 
     def _score_key(self) -> int:
-        """Return 64 uniform random bits for the score function in this round."""
+        """Return 64 uniform random bits for the score function in this round.
+
+        This base class has no source of randomness and raises InputError. `Silo` has one.
+        """
         raise InputError("score functions need a silo that draws random bits for them")
 
     def _radius(self) -> float:
@@ -340,10 +364,11 @@ class Acting:
         return radius.at(entry, plan.rows(self.release, self.round + 1), plan.dimension)
 
     def _refresh(self, statistic: np.ndarray, release: int) -> float:
-        """Compute the estimate from synchronised sums (s,) of this release, and use it from now on.
+        """Compute the estimate from synchronised sums (s,), and use it from the next round on.
 
-        Return the multiple of the identity that made V positive definite, 0 if none was needed. If
-        an exception is raised, the silo is unchanged.
+        ``release`` is the number of the release that the sums come from. Return the multiple of the
+        identity that was added to make V positive definite, or 0 if V is positive definite without
+        it. If an exception is raised, the silo is unchanged.
         """
         plan, k = self.plan, self.plan.entry(release)
         regularizer = full_regularizer = float(plan.regularizer[k])
@@ -354,7 +379,8 @@ class Acting:
                 statistic, full_regularizer, floor, plan.dimension
             )
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer, plan.arms)
-        # An upper bound on the eigenvalues of V^-1, where it is needed.
+        # An upper bound on the eigenvalues of V^-1. The sieve needs it, and the inflation factor of
+        # the direct radius if lambda was lowered.
         needs_inverse = plan.widths or regularizer < full_regularizer
         inverse = linalg.inverse_norm(estimate.w) if needs_inverse else 0.0
         if plan.radius.direct:
@@ -368,6 +394,7 @@ class Acting:
         if plan.widths:
             beta = plan.radius.of(k, inflation, estimate.log_det, plan.coordinates)
             slack = linalg.slack(plan.widths[k], beta, second, inflation, inverse)
+            # The proof of a larger slack needs V without a shift. Slack 1 is the smallest slack.
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)

@@ -6,10 +6,10 @@ batch rules as orders of growth. They are evaluated with natural logarithms and 
 ``constant`` of their `BoundSetting`. Only the growth is proven, except in `lemma_a_2`, which has
 the constants of its proof.
 
-The paper's results drop the term d sqrt(T) ln(T/alpha) of `lemma_a_4`. If this term exceeds the
-second term of B.1, C.1, E.3, E.5 or F.1, the first term of the bound is already above T, up to
-constants and except for large epsilon, so dropping it makes no difference. In F.3 and E.7 it makes
-a difference, and the docstrings state for which arguments.
+The paper's theorems and propositions drop the term d sqrt(T) ln(T/alpha) of `lemma_a_4`. In B.1,
+C.1, E.3, E.5 and F.1 this makes no difference: wherever the dropped term exceeds the second term of
+the bound, the first term is already above T (up to constants, and except for large epsilon). In F.3
+and E.7 it makes a difference, and the docstrings state for which arguments.
 
 In all formulas T is ``horizon``, d ``dimension``, B ``batch_size``, M = T/B (not rounded) and alpha
 ``failure_probability``; there is one agent. (epsilon, delta) is the privacy budget of one user. The
@@ -33,7 +33,7 @@ def _ln(count: float, probability: float) -> float:
 
 
 def _log_failure(setting: BoundSetting) -> float:
-    """Return ln(T/alpha)."""
+    """Return ln(T/alpha), the logarithm of a union over T rounds with failure probability alpha."""
     return _ln(setting.horizon, setting.value("failure_probability"))
 
 
@@ -48,11 +48,12 @@ def _cost(setting: BoundSetting, noise: float) -> float:
 def lemma_a_2(setting: BoundSetting, beta: float, lambda_min: float) -> float:
     """Return the bound of Lemma A.2 on the regret of any batched LinUCB, with explicit constants.
 
-    The bound is d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). beta >= 1 is
-    the largest radius of any batch. Every H_m, the regularizer plus noise, must have eigenvalues >=
-    lambda_min > 0. The bound is proven if the regret of a round is at most 1, on the event that the
-    eigenvalues are that large and no confidence set fails. With the paper's radii the proof gives
-    this event probability 1 - 2 alpha. The lemma states 1 - alpha. ``constant`` is not used.
+    The bound is d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). ``beta`` >= 1
+    is the largest confidence radius of any batch. H_m is the regularizer plus noise in batch m. The
+    bound is proven under three conditions: the regret of a round is at most 1, every H_m has
+    eigenvalues of at least ``lambda_min`` > 0, and no confidence set fails. With the paper's radii
+    the proof gives the last two conditions probability 1 - 2 alpha. The lemma states 1 - alpha.
+    ``constant`` is not used.
     """
     t, d = setting.horizon, setting.dimension
     radius = number("beta", beta, at_least=1)
@@ -62,7 +63,7 @@ def lemma_a_2(setting: BoundSetting, beta: float, lambda_min: float) -> float:
 
 
 def lemma_a_4(setting: BoundSetting, noise_std: float) -> float:
-    """Return the regret bound of Lemma A.4 of Chowdhury and Zhou (2022), which depends on noise.
+    """Return the bound of Lemma A.4 on the regret of one agent, as a function of the noise.
 
     The bound is d B ln T + d sqrt(T) ln(T/alpha) + d^(3/4) sqrt(sigma T) ln T ln(T/alpha). Here
     sigma = ``noise_std`` >= 0 is the largest standard deviation of an entry of the noise in any
@@ -80,9 +81,10 @@ def lemma_a_4(setting: BoundSetting, noise_std: float) -> float:
 
 
 def _two_terms(setting: BoundSetting, noise: float) -> float:
-    """Return d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha), times the constant.
+    """Return d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha), the form of most bounds here.
 
-    sigma is ``noise`` / epsilon.
+    The result is multiplied by the ``constant`` of ``setting``. sigma = ``noise`` / epsilon is the
+    standard deviation of the total noise.
     """
     cost = _cost(setting, noise / setting.value("epsilon")) * _log_failure(setting)
     plain = setting.dimension * setting.batch_size
@@ -106,10 +108,10 @@ def theorem_b_1(setting: BoundSetting) -> float:
     """Return the bound of Theorem B.1 on the regret of `linucb-sdp-amp`.
 
     The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) / sqrt(epsilon)
-    ln T ln(T/alpha). The paper proves the order for the theorem's noise, and gives no constant. For
-    this noise to be O(epsilon, delta)-SDP, the printed condition epsilon <= sqrt(ln(2/delta)/B)
-    does not suffice. Lemma B.4 also needs epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))),
-    and so large batches.
+    ln T ln(T/alpha). The paper proves the order for the theorem's noise, and gives no constant. The
+    printed condition epsilon <= sqrt(ln(2/delta)/B) does not suffice for the privacy of this noise
+    (shuffle DP with O(epsilon) and delta). Lemma B.4 also needs
+    epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))), and so large batches.
     """
     t, b, delta = setting.horizon, setting.batch_size, setting.value("delta")
     return _two_terms(setting, math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)))
@@ -135,9 +137,9 @@ def theorem_e_3(setting: BoundSetting, *, printed: bool = False) -> float:
     A user takes part at most once in every batch. The bound is d B ln T + d^(3/4) T/sqrt(B)
     (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T ln(T/alpha), with M = T/B. The
     order is proven for the noise of Theorem B.1 with the budget of one batch, (epsilon_m, delta_m).
-    The constant is not given. In one logarithm the paper has delta instead of delta_m, so its noise
-    is too small. ``printed`` = True computes the paper's bound for that noise, with ln(2/delta)
-    instead of ln(M/delta).
+    The constant is not given. In one logarithm of the noise, the paper writes delta instead of
+    delta_m, so its noise is too small for the budget. ``printed`` = True computes the paper's bound
+    for its smaller noise, with ln(2/delta) instead of ln(M/delta).
     """
     t, delta = setting.horizon, setting.value("delta")
     batches = t / setting.batch_size
@@ -161,8 +163,9 @@ def proposition_e_7(setting: BoundSetting, rounds_per_user: int) -> float:
     """Return the privacy cost in Proposition E.7, for `linucb-jdp` with returning users.
 
     The cost is d^(3/4) sqrt(M0 T) ln^(1/4)(1/delta) / sqrt(epsilon), where M0 = rounds_per_user in
-    [1, T] is the largest number of rounds of one user. The order is proven up to logarithms if d
-    epsilon^2 <= M0^2 ln(1/delta). Otherwise the dropped term d sqrt(T) is larger.
+    [1, T] is the largest number of rounds in which one user takes part. The order is proven up to
+    logarithms if d epsilon^2 <= M0^2 ln(1/delta). Otherwise the term d sqrt(T), which the paper
+    drops, is larger than this cost.
     """
     rounds = integer("rounds_per_user", rounds_per_user, at_least=1, at_most=setting.horizon)
     return setting.constant * rounds**0.5 * _central_cost(setting)
@@ -172,7 +175,10 @@ def proposition_e_7(setting: BoundSetting, rounds_per_user: int) -> float:
 
 
 def _central_cost(setting: BoundSetting) -> float:
-    """Return d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon)."""
+    """Return the privacy cost of a trusted agent, without logarithms of T.
+
+    The cost is d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon).
+    """
     noise = math.sqrt(_ln(1, setting.value("delta"))) / setting.value("epsilon")
     return _cost(setting, noise)
 
@@ -181,8 +187,8 @@ def proposition_f_1(setting: BoundSetting) -> float:
     """Return the bound of Proposition F.1 on the regret of `linucb-ldp` in batches.
 
     The bound is d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <=
-    1. epsilon and delta are the budget of each message. The order is proven except for a missing
-    factor ln T of d B. The constant is not given.
+    1. epsilon and delta are the budget of each message. The order is proven, except that the term
+    d B lacks a factor ln T. The constant is not given.
     """
     cost = math.pow(setting.horizon, 0.25) * _central_cost(setting) * _log_failure(setting)
     return setting.constant * (setting.dimension * setting.batch_size + cost)
@@ -202,8 +208,9 @@ def proposition_f_3(setting: BoundSetting) -> float:
 
 # ---- Batch rules ---------------------------------------------------------------------------------
 
-# For each rule that balances two terms: the exponent a, if the total noise is proportional to B^-a,
-# and a function of T, d and delta that returns epsilon times the total noise at B = 1.
+# For each rule that balances the two terms of a regret bound: the exponent a with which the total
+# noise is proportional to B^-a, and a function of T, d and delta that returns epsilon times the
+# total noise at B = 1.
 _BALANCED: dict[str, tuple[float, Callable[[int, int, float], float]]] = {
     "B.2": (0.5, lambda t, d, delta: math.sqrt(t * _ln(t, delta) * _ln(2, delta))),
     "B.3": (0.0, lambda t, d, delta: math.sqrt(t * _ln(1, delta))),
@@ -217,15 +224,16 @@ _POWERS = {"3.3": 0.6, "F.2": 0.75, "F.4": 0.5}
 
 
 def _balanced_batch_size(rule: str, setting: BoundSetting) -> float:
-    """Return the real number B with d B = d^(3/4) sqrt(sigma T), the two terms of a regret bound.
+    """Return the real number B at which the two terms of a regret bound are equal.
 
-    The total noise sigma depends on B by the ``rule``, a key of `_BALANCED`.
+    The terms are d B and d^(3/4) sqrt(sigma T). The key ``rule`` of `_BALANCED` says how the total
+    noise sigma depends on B.
     """
     d, delta = setting.dimension, setting.value("delta")
-    noise_exponent, noise_at_one = _BALANCED[rule]
-    noise = noise_at_one(setting.horizon, d, delta) / setting.value("epsilon")
-    # sigma = noise B^-a, so B^(1 + a/2) is the ratio of both terms at B = 1.
-    return math.pow(_cost(setting, noise) / d, 2.0 / (2.0 + noise_exponent))
+    noise_exponent, scaled_noise = _BALANCED[rule]
+    noise_at_one = scaled_noise(setting.horizon, d, delta) / setting.value("epsilon")
+    # sigma = noise_at_one B^-a, so B^(1 + a/2) is the second term divided by the first at B = 1.
+    return math.pow(_cost(setting, noise_at_one) / d, 2.0 / (2.0 + noise_exponent))
 
 
 def batch_size(rule: str, setting: BoundSetting) -> int:
@@ -257,34 +265,37 @@ def batch_size(rule: str, setting: BoundSetting) -> int:
         F.4   sqrt(T)                                      `linucb-jdp`
         ===== ============================================ ======================================
     setting : BoundSetting
-        Its ``batch_size`` and ``failure_probability`` are not used. B is multiplied by its
-        ``constant``. For B.3 and C.3 the budget is the local one, of a message or a user's bits.
+        Sizes and budget. Its ``batch_size`` and ``failure_probability`` are not used, and B is
+        multiplied by its ``constant``. For B.3 and C.3 epsilon and delta are the local budget of
+        one message, or of the bits of one user.
 
     Notes
     -----
-    Up to logarithms, the regret with B of 3.3 grows as T^(3/5), and the privacy cost with F.2 and
-    F.4 grows as B does. E.4 and E.6 make the second term of `theorem_e_3` (printed or corrected)
-    and `theorem_e_5` at most d B, up to the factor ln T ln(T/alpha).
+    Up to logarithms, the regret with B of rule 3.3 grows as T^(3/5). With B of F.2 and F.4 the
+    privacy cost grows with T as B does. With B of E.4 the second term of `theorem_e_3` (printed or
+    corrected) is at most d B, up to the factor ln T ln(T/alpha). The same holds for E.6 and
+    `theorem_e_5`.
 
-    B of B.2 violates the theorem's condition on epsilon if epsilon > d^(1/8) T^(-3/8)
+    B of rule B.2 violates the condition of Theorem B.1 on epsilon if epsilon > d^(1/8) T^(-3/8)
     ln^(1/2)(2/delta) ln^(-1/8)(T/delta), for example epsilon > 0.038 with T = 20 000, d = 5,
     delta = 0.1. The theorem then guarantees no privacy. With these T, d and delta, B of E.4
-    violates the printed condition for epsilon >= 0.45, and the corrected condition, of Theorem B.1
-    with the budget of one batch, for epsilon >= 0.77.
+    violates the printed condition of Theorem E.3 for epsilon >= 0.45. It violates the corrected
+    condition, that of Theorem B.1 with the budget of one batch, for epsilon >= 0.77.
     """
     if choice("rule", rule, [*_POWERS, *_BALANCED]) in _POWERS:
-        ideal = math.pow(setting.horizon, _POWERS[rule])
+        unrounded = math.pow(setting.horizon, _POWERS[rule])
     else:
-        ideal = _balanced_batch_size(rule, setting)
-    return max(1, math.ceil(min(setting.constant * ideal, setting.horizon)))
+        unrounded = _balanced_batch_size(rule, setting)
+    return max(1, math.ceil(min(setting.constant * unrounded, setting.horizon)))
 
 
 def corollary_bound(corollary: str, setting: BoundSetting) -> float:
-    """Return the regret that a corollary ("3.3", "B.2", "B.3", ..., "E.6") prints for its B.
+    """Return the regret bound that a corollary ("3.3", "B.2", "B.3", ..., "E.6") prints for its B.
 
-    The regret is d B with the B of the corollary's rule before rounding. epsilon and delta are as
-    in the rule. The order is proven up to logarithms. For "3.3" the regret is T^(3/5)
-    ln^(1/2)(T/delta) / sqrt(epsilon), of which only the growth with T is proven.
+    Except for "3.3", the bound is d B with the corollary's batch size B before rounding (see
+    `batch_size`, also for the meaning of epsilon and delta). The order is proven up to logarithms.
+    For "3.3" the bound is T^(3/5) ln^(1/2)(T/delta) / sqrt(epsilon), and only its growth with T is
+    proven.
     """
     choice("corollary", corollary, ["3.3", *_BALANCED])
     if corollary == "3.3":

@@ -3,8 +3,8 @@
 `NoiseDistribution` describes the noise of every release. Its methods `operator_norms`,
 `vector_norms` and `errors` bound the noise, and confidence radii are computed from these bounds.
 Every bound is proven, and nearly tight in the far tail where it is used. The functions below the
-class bound tails of Gaussian matrices and vectors. Noise made of bits is treated as Gaussian noise
-plus a remainder, which is bounded numerically.
+class bound tails of Gaussian matrices and vectors. The noise of a vector sum is a sum of random
+bits. It is treated as Gaussian noise plus a remainder, which is bounded numerically.
 
 References
 ----------
@@ -28,8 +28,8 @@ from fastfed.protocols.plan import NoiseStd
 
 # ---- The noise of each release -------------------------------------------------------------------
 
-#: Share of the failure probability for rounding errors. They are small, so a larger share gains
-#: little.
+#: Share of the failure probability that is spent on rounding errors of data points. These errors
+#: are small, so a larger share would hardly reduce the bounds.
 ROUNDING_SHARE = 0.1
 
 
@@ -45,9 +45,9 @@ class Remainder:
     coupling : ndarray, shape (K + 1,)
         Bound on |e|. It holds for all entries and releases together, except with ``probability``.
     rounding : ndarray, shape (K + 1,)
-        Sub-Gaussian scale of r. r is a sum of martingale differences over points and entries. Each
-        is sub-Gaussian given the past, with a squared scale that is known in advance. The sum of
-        the squared scales is at most ``rounding`` squared.
+        Sub-Gaussian scale of r. r is a sum of the rounding errors of data points, which are
+        martingale differences. Each is sub-Gaussian given the past, with a squared scale that is
+        known in advance. The sum of the squared scales is at most ``rounding`` squared.
     probability : float
         The probability that ``coupling`` fails.
     """
@@ -61,24 +61,26 @@ class Remainder:
 class NoiseDistribution:
     """Distribution of N, the symmetric noise in V, and h, the noise in u, at each release k = 0..K.
 
-    An entry of h at release k has standard deviation ``node.bias`` sqrt(``noises``
-    ``variances[k]``). Entries of N have the other standard deviations of ``node`` with the same
-    factor. The entries of h, and of N on and above the diagonal, are independent of each other and
-    of the data. Later data may have been chosen given the noise.
+    V = lambda I + sum x x' and u = sum x y are the sums of a release. An entry of h at release k
+    has standard deviation ``node.bias`` sqrt(``noises`` ``variances[k]``). Entries of N have the
+    standard deviations ``node.off_diagonal`` and ``node.diagonal`` with the same factor. The
+    entries of h, and of N on and above the diagonal, are independent of each other and of the data.
+    Later data may have been chosen given the noise.
 
     Parameters
     ----------
     node : NoiseStd
         Standard deviations of the noise of one tree node, in units of the sums.
     noises : float, default 1
-        Number of independent noises in a release: M if every silo adds noise.
+        Number of independent noise sources whose noise is added up in a release: M if every silo
+        adds noise. It is no integer if silos have noise of different sizes.
     variances : ndarray, shape (K + 1,)
-        Variance of one noise in each release, in units of one node's variance. For the tree, the
-        number of nodes of prefix k.
+        Variance of the noise of one source in each release, in units of one node's variance. For
+        the tree, the number of nodes that are added up for release k.
     published_std : float, optional
         s in the published code's regularizer, if it differs from the std of the noise.
     remainder : Remainder, optional
-        For noise made of bits, its difference from Gaussian noise.
+        For noise that is a sum of random bits, its difference from Gaussian noise.
     counted : int, default 0
         Number of releases for which the bounds hold, if it is larger than K. The last entry of
         ``variances`` is then an upper bound for all further releases.
@@ -108,15 +110,17 @@ class NoiseDistribution:
 
     @property
     def scales(self) -> np.ndarray:
-        """Std of each release in units of the std of one node, shape (K + 1,)."""
+        """Std of the noise in each release, in units of the std of one node, shape (K + 1,)."""
         scales: np.ndarray = np.sqrt(self.noises * self.variances)
         return scales
 
     @property
     def goe_std(self) -> float:
-        """Off-diagonal std of the smallest GOE matrix that dominates the noise N of one node.
+        """Off-diagonal std of the smallest GOE matrix that dominates N, the noise of one node.
 
-        No entry of the GOE matrix has a smaller std than the entry of N.
+        A GOE matrix (Gaussian orthogonal ensemble) has independent entries, and the std on its
+        diagonal is sqrt(2) times the off-diagonal std. It dominates N if none of its entries has a
+        smaller std than the entry of N.
         """
         return max(self.node.off_diagonal, self.node.diagonal / math.sqrt(2.0))
 
@@ -143,6 +147,7 @@ class NoiseDistribution:
         Returns
         -------
         ndarray, shape (K + 1,)
+            The bound at each release.
 
         Raises
         ------
@@ -151,14 +156,15 @@ class NoiseDistribution:
 
         Notes
         -----
-        If N is a GOE matrix, N is g = ``goe_std`` times the matrix of `largest_eigenvalue`. Else N
-        has less variance in some entries. Let D be independent noise with the missing variance. D
-        raises lambda_max with probability at least 1/2, because u'Du is symmetric for the top
-        eigenvector u of N. So P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t), and the factor 2
-        is applied to p.
+        If N is a GOE matrix, N is g = ``goe_std`` times the matrix of `largest_eigenvalue`.
+        Otherwise N has less variance in some entries. Let D be independent noise with the missing
+        variance, so that N + D is a GOE matrix. D raises lambda_max with probability at least 1/2,
+        because u'Du is symmetric for the top eigenvector u of N. So
+        P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t). The code divides p by this factor 2.
 
-        The remainder of bits adds at most d max |e| + ||r||. Here r is a sum of terms r_ij A_ij
-        with fixed matrices A_ij and sum A_ij^2 = d I. Given the past, E exp(s r_ij A_ij) <=
+        If the noise is a sum of bits, its `Remainder` (e, r) adds at most d max |e| + ||r||. Here
+        r is a sum of terms r_ij A_ij with fixed matrices A_ij and sum A_ij^2 = d I. Given the past,
+        E exp(s r_ij A_ij) <=
         exp(s^2 scale^2 A_ij^2 / 2), where the right side is known in advance. So Theorem 3.6 of
         Tropp 2012 holds without independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
         """
@@ -176,8 +182,8 @@ class NoiseDistribution:
     def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
         """Bound the norm of h, the noise in the bias vector, at each release: (K + 1,).
 
-        All bounds hold together, except with the given probability. Theorem 2.1 of Hsu, Kakade and
-        Zhang 2012 bounds the rounding error of bits.
+        All bounds hold together with probability 1 - ``probability``. The rounding error of a
+        vector sum is bounded by Theorem 2.1 of Hsu, Kakade and Zhang 2012.
         """
         if self.none:
             return np.zeros(self.releases + 1)
@@ -195,7 +201,10 @@ class NoiseDistribution:
     def errors(
         self, dimension: int, probability: float, tau: float = 1.0, along: float | None = None
     ) -> np.ndarray:
-        """Bound ||N theta - h|| at each release, as `operator_norms` bounds ||N||.
+        """Bound ||N theta - h|| at each release, for any fixed theta with ||theta|| <= tau.
+
+        N is the noise in V, and h the noise in the bias vector. All bounds hold together with
+        probability 1 - p.
 
         Parameters
         ----------
@@ -206,13 +215,15 @@ class NoiseDistribution:
         tau : float, default 1
             Bound on ||theta||. theta must not depend on the noise.
         along : float, optional
-            The largest eigenvalue of the covariance of N theta is at most o^2 (tau^2 + along). The
-            default tau^2 is always valid. `fastfed.bandits.problem.centred_norm` computes a smaller
-            value if N has a ``public_constant`` and mean rewards are bounded.
+            A number such that the largest eigenvalue of the covariance of N theta is at most
+            o^2 (tau^2 + along), with o of the notes below. The default tau^2 is always valid.
+            `fastfed.bandits.problem.centred_norm` computes a smaller value if N has a
+            ``public_constant`` and mean rewards are bounded.
 
         Returns
         -------
         ndarray, shape (K + 1,)
+            The bound at each release.
 
         Notes
         -----
@@ -262,7 +273,9 @@ class NoiseDistribution:
 def of_views(
     distribution: NoiseDistribution, scales: tuple[float, ...], reports: np.ndarray
 ) -> NoiseDistribution:
-    """Return the distribution of the noise in sums of reports of silos with their own clocks.
+    """Return the distribution of the noise in views, if silos report on separate clocks.
+
+    A view is the sum of the latest reports of all silos.
 
     Parameters
     ----------
@@ -277,7 +290,8 @@ def of_views(
     Returns
     -------
     NoiseDistribution
-        A view has the variance sum_i f_i^2 ``variances[k_i]``. Bounds hold for all views together.
+        The noise of each view: its variance is sum_i f_i^2 ``distribution.variances[k_i]``. The
+        bounds that it computes hold for all views together.
     """
     variances = np.zeros(len(reports))
     squares = [f * f for f in scales] or [1.0] * reports.shape[1]
@@ -296,11 +310,11 @@ def of_views(
 def _subgaussian_norm_quantile(
     dimension: int, common_variance: float, extra_variance: float, probability: float
 ) -> float:
-    """Return an upper quantile of the norm of a sub-Gaussian vector: t with P(||X|| > t) <= p.
+    """Return an upper quantile of the norm of a sub-Gaussian vector X: t with P(||X|| > t) <= p.
 
-    X has the squared scale ``common_variance`` in every direction, and ``common_variance`` +
-    ``extra_variance`` in one. p is ``probability``. Source: Hsu, Kakade and Zhang 2012, Theorem
-    2.1.
+    p is ``probability``. The squared sub-Gaussian scale of X is ``common_variance`` +
+    ``extra_variance`` in one direction, and ``common_variance`` in the directions orthogonal to it.
+    Source: Hsu, Kakade and Zhang 2012, Theorem 2.1.
     """
     tail, top = math.log(1.0 / probability), common_variance + extra_variance
     squares = (dimension - 1.0) * common_variance**2 + top**2
@@ -310,9 +324,10 @@ def _subgaussian_norm_quantile(
 
 # ---- Tails of Gaussian matrices and vectors ------------------------------------------------------
 
-#: Above this dimension only the closed-form bound is used, because the table takes too long.
+#: Above this dimension `largest_eigenvalue` uses only its closed-form bound, because computing the
+#: table of `_expected_above` takes too long.
 MAX_EXACT_DIMENSION = 500
-#: Grid step of the table of expected numbers of eigenvalues.
+#: Grid step of the table of `_expected_above`, in units of eigenvalues.
 EIGENVALUE_STEP = 2e-3
 
 
@@ -320,9 +335,9 @@ EIGENVALUE_STEP = 2e-3
 def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     """Return a grid x >= 0, and the log of the expected number of eigenvalues above each x.
 
-    The matrix is a d x d GOE matrix with diagonal variance 1 and off-diagonal variance 1/2, where d
-    is ``dimension``. With phi_k the orthonormal Hermite functions, the density of its eigenvalues
-    at x is (Mehta 2004, Section 7.2)
+    The eigenvalues are those of a d x d GOE matrix with diagonal variance 1 and off-diagonal
+    variance 1/2, where d is ``dimension``. With phi_k the orthonormal Hermite functions, the
+    density of the eigenvalues at x is (Mehta 2004, Section 7.2)
         sum_{k<d} phi_k(x)^2 + sqrt(d / 2) phi_{d-1}(x) int sgn(x - y) phi_d(y) dy / 2
         + [d odd] phi_{d-1}(x) / int phi_{d-1}.
     """
@@ -354,9 +369,10 @@ def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _right_sums(values: np.ndarray) -> np.ndarray:
-    """Return the integral from each grid point to the end of the grid.
+    """Return the integral of a function from each grid point to the end of the grid.
 
-    The trapezoidal rule overestimates a convex tail, so the result is an upper bound there.
+    ``values`` are the function's values at grid points with step `EIGENVALUE_STEP`. The trapezoidal
+    rule overestimates the integral of a convex function, so the result is an upper bound in a tail.
     """
     pieces = 0.5 * EIGENVALUE_STEP * (values[1:] + values[:-1])
     return np.concatenate([np.cumsum(pieces[::-1])[::-1], [0.0]])
@@ -381,12 +397,13 @@ def largest_eigenvalue(dimension: int, probability: float) -> float:
 
     Notes
     -----
-    The result is the smaller of two bounds. In the first, the expected number of eigenvalues above
-    t is p, and this number bounds the probability that there is one. The second is 2 sqrt d +
-    2 sqrt(ln(1 / p)). It follows from E lambda_max <= 2 E ||g|| <= 2 sqrt d and the concentration
+    The result is the smaller of two bounds. The first is the t above which the expected number of
+    eigenvalues is p. By Markov's inequality, this number bounds the probability that an eigenvalue
+    exceeds t. The second bound is 2 sqrt d + 2 sqrt(ln(1 / p)). It follows from
+    E lambda_max <= 2 E ||g|| <= 2 sqrt d for a standard normal vector g, and from the concentration
     of a sqrt 2-Lipschitz function of standard normals. The bound on E lambda_max is the
-    Sudakov-Fernique inequality: for unit vectors u, v the increments of u'Nu have variance
-    4 (1 - <u, v>^2), at most the variance of the increments of 2 <g, u>.
+    Sudakov-Fernique inequality: for the matrix N and unit vectors u, v the increments of u'Nu have
+    variance 4 (1 - <u, v>^2), at most the variance of the increments of 2 <g, u>.
     """
     closed_form = 2.0 * (math.sqrt(dimension) + math.sqrt(-math.log(probability)))
     if dimension > MAX_EXACT_DIMENSION or probability < 1e-60:
@@ -466,13 +483,15 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
 
 # ---- Noise made of bits --------------------------------------------------------------------------
 
-#: Sub-Gaussian scale of one centred bit of mean 1/4, squared (Kearns and Saul 1998).
+#: Squared sub-Gaussian scale of a random bit of mean 1/4, minus its mean (Kearns and Saul 1998).
 BIT_SCALE_SQUARED = 0.5 / (2.0 * math.log(3.0))
 #: Variance of one bit of mean 1/4.
 BIT_VARIANCE = 0.1875
-#: Largest number of bits for which the incomplete beta function is accurate enough.
+#: Largest number of bits for which SciPy's incomplete beta function is accurate enough for
+#: `coupling`.
 MAX_COUPLED_BITS = 10**12
-#: Step of the grid on which binomial and normal distribution are compared, in standard deviations.
+#: Step of the grid on which `coupling` compares binomial and normal distribution, in standard
+#: deviations of the binomial.
 COUPLING_STEP = 0.005
 
 
@@ -482,14 +501,14 @@ def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistributio
     Parameters
     ----------
     tree : BinomialTree
-        The mechanism, with users, trials and g of every level.
+        The mechanism, with the users, noise bits (trials) and steps per unit (g) of every level.
     probability : float
-        The probability with which the coupling of bits to normals may fail.
+        The probability with which the coupling of bits to normals may fail, see `coupling`.
 
     Returns
     -------
     NoiseDistribution
-        A prefix is the sum of at most one node of each level.
+        A release is the sum of at most one node of each level.
     """
     levels = range(tree.depth)
     node_counts = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
@@ -505,7 +524,8 @@ def batch_distribution(
 ) -> NoiseDistribution:
     """Return the distribution of the noise in releases that add up the vector sums of batches.
 
-    All batches have the same size. The coupling of bits to normals may fail with ``probability``.
+    There is no tree. All batches have the same size. The coupling of bits to normals may fail with
+    ``probability``, see `coupling`.
     """
     node = Node(batches.batch_size, batches.trials, batches.g)
     node_counts = np.arange(releases + 1.0)[:, None]
@@ -515,7 +535,8 @@ def batch_distribution(
 def batches_distribution(batches: list[VectorBatches], probability: float) -> NoiseDistribution:
     """Return the distribution of the noise in releases that add up the vector sums of batches.
 
-    Batches may differ in size. The coupling of bits to normals may fail with ``probability``.
+    There is no tree. Batches may differ in size. The coupling of bits to normals may fail with
+    ``probability``, see `coupling`.
     """
     nodes = [Node(batch.batch_size, batch.trials, batch.g) for batch in batches]
     node_counts = np.tri(len(batches) + 1, len(batches), -1)
@@ -531,9 +552,10 @@ class Node:
     users : int
         Number of data points.
     trials : int
-        N, the number of noise bits of an entry.
+        N, the number of noise bits of all data points together, in each entry.
     g : (int, int)
-        Number of bits that encode one unit, in the bias and in the covariance.
+        Encoding steps per unit: a number is rounded to a multiple of 1 / g. The first is for
+        entries of x y, the second for entries of x x'.
     """
 
     users: int
@@ -544,19 +566,20 @@ class Node:
 def _sum_distribution(
     node_counts: np.ndarray, nodes: list[Node], coordinates: int, probability: float
 ) -> NoiseDistribution:
-    """Return the distribution of the noise in releases that are sums of nodes.
+    """Return the distribution of the noise in releases that are sums of independent vector sums.
 
-    Release k is the sum of ``node_counts[k, j]`` nodes j. A node has ``coordinates`` entries.
-    The coupling of bits to normals may fail with ``probability``.
+    Release k adds up ``node_counts[k, j]`` vector sums with the parameters ``nodes[j]``. A vector
+    sum has ``coordinates`` entries. The coupling of bits to normals may fail with ``probability``.
 
     The noise of an entry of a node is (Bin(N, 1/4) - N / 4 + rounding) / g, with N and g of `Node`.
     The binomial is coupled to a standard normal Z, of which it is a monotone function. It differs
     from sigma Z by at most `coupling`, where sigma is its standard deviation. Z is independent of
-    the data, because the bits are. The rounding error of n points has sub-Gaussian scale
-    sqrt(n) / 2: each error is in an interval of length 1 and centred given the past. The points may
-    depend on earlier noise, but the assignment of points to releases and nodes does not. In a sum
-    of nodes, Gaussian variances, squared scales and coupling errors add up. If g differs between
-    bias and covariance, the smaller g is used for both, except in the Gaussian part.
+    the data, because the bits are independent of the data. The rounding error of n points has
+    sub-Gaussian scale sqrt(n) / 2, because each point's error has mean 0 given the past and lies in
+    an interval of length 1. The points may depend on earlier noise, but the assignment of points to
+    releases and nodes does not. In a sum of nodes, Gaussian variances, squared scales and coupling
+    errors add up. If g differs between bias and covariance, the smaller g is used for both, except
+    in the Gaussian part.
     """
     releases = len(node_counts) - 1
     node_counts = node_counts.reshape(releases + 1, len(nodes))
@@ -587,7 +610,7 @@ def _sum_distribution(
     ]
     bias = [s / node.g[0] for node, s in zip(nodes, gaussian_stds, strict=True)]
     covariance = [s / node.g[1] for node, s in zip(nodes, gaussian_stds, strict=True)]
-    # Nodes have slightly different variances. Express them in units of the largest one.
+    # Nodes may have different variances. Express them in units of the largest variance.
     bias_std, covariance_std = max(bias, default=0.0), max(covariance, default=0.0)
     variances = np.zeros(len(nodes))
     if bias_std > 0.0:
@@ -609,7 +632,10 @@ def _sum_distribution(
 
 @cached
 def coupling(trials: int, probability: float) -> float:
-    """Bound |X - N/4 - sigma Z| for X ~ Bin(N, 1/4), except with a given probability.
+    """Bound the difference between a centred binomial and a normal that is coupled to it.
+
+    The difference is X - N/4 - sigma Z for X ~ Bin(N, 1/4), its standard deviation sigma, and a
+    standard normal Z that is a function of X and a uniform number.
 
     Parameters
     ----------
@@ -621,15 +647,15 @@ def coupling(trials: int, probability: float) -> float:
     Returns
     -------
     float
-        The bound, in bits. It is infinite if the grid does not reach far enough.
+        The bound on the absolute difference, in bits. It is infinite if the grid of the proof does
+        not reach far enough.
 
     Notes
     -----
-    Let F be the distribution function of X, and X = F^-1(Phi(Z)) for a standard normal Z. (Such a Z
-    can be computed from X and a uniform number.) Let a < b be neighbours in a grid, and x(k) =
-    Phi^-1(F(k)). If x(a) < Z <= x(b), X is in a + 1..b, so the difference is between
-    a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). With at most the given probability Z is
-    outside of the grid, or |Z| exceeds ``z_limit``.
+    Let F be the distribution function of X, and let Z satisfy X = F^-1(Phi(Z)). Let a < b be
+    neighbours in a grid of integers, and x(k) = Phi^-1(F(k)). If x(a) < Z <= x(b), X is in
+    a + 1..b, so the difference is between a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). With
+    at most the given probability Z is outside of the grid, or |Z| exceeds ``z_limit``.
 
     The incomplete beta function has nine correct digits where it is used, so its error is below
     1e-4 bits. With SciPy before 1.17 this holds up to 10^9 bits. For more bits, relative errors of

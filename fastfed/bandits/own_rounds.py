@@ -1,12 +1,12 @@
 """Local rounds, whose data never leave the silo (docs/own-rounds.md, key ``share``).
 
-In a shared round the action is chosen from released sums only, and its (x, y) is added to the
-silo's batch. In a local round the action may depend on all data of the silo, and nothing of the
-round leaves the silo. The code also calls local rounds "own" rounds.
+In a shared round the action is chosen from released sums only, and its features and reward (x, y)
+are added to the silo's batch. In a local round the action may depend on all data of the silo, and
+nothing of the round leaves the silo. The code also calls local rounds "own" rounds.
 
 The first part of this module has the key ``share`` of a curve, and computes the schedule of
 releases, the noise with secret coins, and the local rounds of the plan. The second part has the
-state of local rounds that a silo stores (`Memory`).
+state that a silo stores for its local rounds (`Memory`).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from fastfed.protocols.score import UCB
 RULES = ("gls", "min-of-bounds")
 COIN_VALUES = ("none", "secret")
 COIN_PROTOCOLS = ("silo-ldp", "silo-ldp-prefix", "central")
-#: Grid of prior standard deviations Delta of a silo's theta around the theta of other silos. The
-#: silo's rewards weight them.
+#: Rule "gls": candidates for the standard deviation of a silo's theta around the theta of the other
+#: silos. The posterior weights them by how well they explain the silo's rewards.
 PRIOR_STDS = (0.08, 0.16, 0.32, 0.64)
 #: Factor on the posterior standard deviation in the score of a local round.
 BONUS_FACTOR = 0.5
-#: The last release is used in all local rounds. In the choice of the optimal factor it counts for
-#: at most this many times the rounds before it.
+#: The last release is used in all rounds after it. When the factor of release type "factorised" is
+#: optimised, these rounds count as at most this number times the rounds before the last release.
 MAX_LAST_WEIGHT = 3
-#: Relative increase of the noise with coins, so that rounding errors never reduce the privacy.
+#: Relative increase of the noise with secret coins, so that rounding errors never weaken privacy.
 ROUNDING_MARGIN = 1e-9
-#: Smallest scale of the reward noise in the posterior, which is undefined without reward noise.
+#: Smallest scale R of the reward noise that the posterior assumes. It is undefined for R = 0.
 MIN_REWARD_SCALE = 1e-3
 
 
@@ -61,8 +61,8 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Parameters
     ----------
     until : int
-        T_s >= 1, the last round that may be shared, below the horizon. There is always a release
-        after this round.
+        T_s >= 1, the last round that may be shared. It is below the horizon, and there is always a
+        release after it.
     fraction : float, default 1
         p in (0, 1], the share of the rounds up to ``until`` that are shared. Without coins round t
         is shared if floor(t p) > floor((t - 1) p).
@@ -139,7 +139,7 @@ class SharingConfig(DelayConfig, frozen=True, kw_only=True):
             self._check_coin()
 
     def _check_coin(self) -> None:
-        """Raise InputError for keys with which a coin is not secret or has no privacy proof."""
+        """Raise InputError for keys with which coins would not be secret, or have no proof."""
         protocol = getattr(self, "protocol", "none")
         if protocol not in COIN_PROTOCOLS:
             raise InputError(
@@ -163,9 +163,9 @@ def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
     Parameters
     ----------
     config : Config
-        The curve's keys, with or without ``share``.
+        Keys of the curve (one system in an experiment), with or without ``share``.
     problem : ProblemSpec
-        Sizes.
+        Sizes: silos M, rounds T, dimension d.
 
     Returns
     -------
@@ -215,7 +215,8 @@ def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> 
 def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
     """Return the mechanism with less noise if secret coins decide which users are shared.
 
-    Secret coins are a sample of the users, so less noise satisfies the same budget.
+    Secret coins select a random sample of the users for the releases. This amplifies privacy, so
+    less noise satisfies the same budget.
 
     Parameters
     ----------
@@ -227,7 +228,7 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
     Returns
     -------
     GaussianRelease
-        ``mechanism`` itself if there are no coins.
+        The mechanism with the smaller noise. Without secret coins, ``mechanism`` unchanged.
 
     Raises
     ------
@@ -236,8 +237,9 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
 
     Notes
     -----
-    Guarantee: the (epsilon, delta) of the budget for replacing one user, towards observers who do
-    not see the coins. The formula is in `fastfed.privacy.accounting.gdp`.
+    Guarantee: releases are (epsilon, delta)-private with the budget of ``mechanism`` if one user is
+    replaced, towards observers who do not see the coins. The formula is `sampled_mu` of
+    `fastfed.privacy.accounting.gdp`.
     """
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism
@@ -257,10 +259,10 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
 
 
 def _mu_of_absence(mechanism: GaussianRelease) -> float:
-    """Return the GDP parameter mu of all releases for data sets with and without one record.
+    """Return the GDP parameter mu of all releases, for data sets with and without one record.
 
-    All entries of the sums have noise, and so has the entry of the public constant feature
-    (`account.GaussianSums.absent_mu`).
+    All entries of the sums have noise, including the entry of the public constant feature, which
+    counts users (`account.GaussianSums.absent_mu`).
     """
     if mechanism.centred is None:
         return mechanism.mu("zero-out")
@@ -273,9 +275,9 @@ def _mu_of_absence(mechanism: GaussianRelease) -> float:
 def public_failure(config: Config) -> float:
     """Return the failure probability of the confidence bound that is computed from released sums.
 
-    It is alpha, the key ``failure_probability``. If local rounds use a second bound, from the
-    silo's raw data, each bound gets half of alpha. Local rounds do so with rule "min-of-bounds",
-    and with a sieve.
+    It is alpha, the key ``failure_probability``, if this is the only bound. With rule
+    "min-of-bounds", and with a sieve, local rounds use a second bound, from the silo's raw data.
+    Each of the two bounds then gets half of alpha.
     """
     share = share_of(config)
     single_bound = share is None or (share.rule != "min-of-bounds" and not config.ranking[1])
@@ -283,9 +285,9 @@ def public_failure(config: Config) -> float:
 
 
 def with_trusted_silos(protocol: Protocol, share: Share | None) -> Protocol:
-    """Return the protocol, with a privacy model in which users of one silo trust each other.
+    """Return the protocol, whose privacy model says that users of one silo trust each other.
 
-    Without local rounds (``share`` = None) the protocol is returned as it is.
+    Local rounds need this trust. Without them (``share`` = None) the protocol is unchanged.
     """
     return protocol if share is None else keeping_own_rounds(protocol)
 
@@ -308,18 +310,19 @@ def with_own_rounds(
     theory : Theory
         The theory of the plan's radius.
     config : Config
-        The curve's keys, with or without ``share``.
+        Keys of the curve (one system in an experiment), with or without ``share``.
     variances : ndarray, shape (K + 1,), optional
-        Variance of one noise source at each release k = 0..K, in units of one tree node's variance.
-        The default is 0.
+        Variance of the noise of one source in each release k = 0..K, in units of one tree node's
+        variance. The default is 0: no noise.
     noises : float, default 0
-        Number of independent noise sources (silos) whose noise is summed in a release.
+        Number of independent noise sources (silos) whose noise is added up in a release.
 
     Returns
     -------
     plan : Plan
+        The plan with local rounds, or ``plan`` unchanged if the curve has no key ``share``.
     theory : Theory
-        The given theory. For rule "gls" without a sieve it gets a condition that fails: "gls"
+        The given theory. For rule "gls" without a sieve a condition is added that fails: "gls"
         chooses by a posterior, which is a model, so no regret bound is proven.
 
     Raises
@@ -351,7 +354,8 @@ def with_own_rounds(
         own = replace(own, spreads=(), ridges=(), bound=bound)
         return replace(plan, own=own), theory
     if plan.sieve_growth > 0.0:
-        # The largest local radius. After T rows det V of V = I + sum x x' is at most (1 + T / d)^d.
+        # `width` is the largest radius of the silo's LinUCB model. For V = I + sum x x', det V is
+        # at most (1 + T / d)^d after T rows.
         growth = plan.dimension * math.log1p(plan.horizon / plan.dimension)
         width = multiplier * (reward_scale * math.sqrt(union + growth) + tau)
         own = replace(own, bound=bound, sieve_width=plan.sieve_growth * width)
@@ -370,40 +374,48 @@ def _posterior_parameters(
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """Return the parameters of the posterior in local rounds, for rule "gls".
 
-    These are the prior variances of a silo's theta around the theta of other silos, by grid point,
-    and for each release the ridge term of each grid point. ``scale`` is R, the scale of the reward
-    noise. ``variances`` and ``noises`` are as in `with_own_rounds`.
+    The first member of the tuple holds the candidate variances of a silo's theta around the theta
+    of the other silos. The second holds, for each release, one ridge term for each candidate.
+    ``scale`` is R, the scale of the reward noise. ``variances`` and ``noises`` are as in
+    `with_own_rounds`.
     """
     std, silos = plan.noise_std, plan.silos
-    # With full prefix sums a silo subtracts its last message, and with it its own noise.
+    # If each message is a whole prefix sum, a silo subtracts its last message from the release, and
+    # with it the noise of this message.
     other_noises = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
     tau = plan.radius.tau
-    spreads = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in PRIOR_STDS)
+    prior_variances = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in PRIOR_STDS)
 
-    def ridges(factor: float) -> tuple[float, ...]:
-        """Return the ridge term for each prior variance, for noise of variance ``factor``."""
-        # From R^4 / (4 D^2) on, R^2 A + D^2 A^2 + ridge I is positive definite for every symmetric
-        # A. Without noise A is positive semidefinite, and any small positive ridge suffices.
-        variance = other_noises * factor * (std.bias**2 + (tau * std.off_diagonal) ** 2)
+    def ridges(node_multiple: float) -> tuple[float, ...]:
+        """Return the ridge term of one release for each prior variance.
+
+        ``node_multiple`` is the variance of one source's noise, in units of a node's variance.
+        """
+        # Let A be the noisy sum of x x' of the other silos, and D^2 the prior variance. If the
+        # ridge exceeds R^4 / (4 D^2), R^2 A + D^2 A^2 + ridge I is positive definite for every
+        # symmetric A. Without noise A is positive semidefinite, and any small ridge suffices.
+        variance = other_noises * node_multiple * (std.bias**2 + (tau * std.off_diagonal) ** 2)
         return tuple(
-            max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9 for s in spreads
+            max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9
+            for s in prior_variances
         )
 
-    return spreads, tuple(ridges(float(factor)) for factor in variances)
+    return prior_variances, tuple(ridges(float(multiple)) for multiple in variances)
 
 
 # ---- State of local rounds -----------------------------------------------------------------------
 
 
 class Memory(typing.Protocol):
-    """Interface of the state of local rounds, with sums of raw data that never leave the silo.
+    """Interface of the state that a silo stores for its local rounds.
 
-    `after` and `released` never change their object. They return a new one if the state changes.
+    It holds sums of raw data that never leave the silo. `after` and `released` do not change the
+    object. They return a new object if the state changes.
     """
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat of local rounds, shape (d,)."""
+        """The estimate of theta that local rounds use, shape (d,)."""
         ...
 
     def select(
@@ -416,7 +428,10 @@ class Memory(typing.Protocol):
         ...
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> Memory:
-        """Return the memory with the (x, y) of a round. ``own`` is true for local rounds."""
+        """Return the memory after a round with features ``x`` (d,) and reward ``y``.
+
+        ``own`` is true for local rounds.
+        """
         ...
 
     def sends(self, message: np.ndarray) -> None:
@@ -424,12 +439,12 @@ class Memory(typing.Protocol):
         ...
 
     def released(self, total: np.ndarray, release: int) -> Memory:
-        """Return the memory after a release with the sums ``total``."""
+        """Return the memory after the release with number ``release`` and the sums ``total``."""
         ...
 
 
 def make_memory(plan: Plan) -> Memory | None:
-    """Return the initial memory of a silo, or None if all rounds are shared."""
+    """Return a silo's initial state for local rounds, or None if all rounds are shared."""
     if plan.own is None:
         return None
     return OwnBelief(plan.own, plan) if plan.own.posterior else OwnBound(plan.own, plan)
@@ -438,9 +453,10 @@ def make_memory(plan: Plan) -> Memory | None:
 class OwnBelief:
     """The memory of rule "gls": raw sums of all rounds of a silo, and the posterior of its theta.
 
-    The released sums of the other silos give a prior. The posterior averages over a grid of
-    standard deviations of the silo's theta around the prior, weighted by the silo's rewards. The
-    raw sums of the silo are the data (docs/own-rounds.md).
+    The released sums of the other silos give a prior of the silo's theta, and the silo's raw sums
+    are the data (docs/own-rounds.md). The standard deviation of theta around the prior mean is
+    unknown. The posterior averages over a grid of candidates, weighted by how well each explains
+    the silo's rewards.
 
     Parameters
     ----------
@@ -463,11 +479,11 @@ class OwnBelief:
         self._replaces = plan.protocol.analyzer == REPLACE
         self._releases = plan.releases
         self._release = 0
-        # Raw sums of all rounds, and of shared rounds. The latter are needed only if local rounds
-        # come between shared ones.
+        # Raw sums of all rounds, and raw sums of shared rounds. The sums of shared rounds are
+        # needed only if local rounds come between shared rounds.
         self._sums = np.zeros(plan.statistic_size)
         self._shared = np.zeros(plan.statistic_size if own.mixed else 0)
-        # Released sums without the silo's part, and the silo's last message.
+        # Released sums without this silo's part, and this silo's last message.
         self._others_sums = np.zeros(plan.statistic_size)
         self._sent = np.zeros(plan.statistic_size)
         self.w, self.theta = np.zeros((d, d)), np.zeros(d)
@@ -483,8 +499,9 @@ class OwnBelief:
     ) -> tuple[int, np.ndarray]:
         """Return index and features of the action with the largest <x, theta> + bonus ||x||_{V^-1}.
 
-        theta and V are those of the posterior. With a sieve, the silo's LinUCB model first decides
-        which actions pass. ``public``, ``beta`` and ``gamma`` are not used by this rule.
+        theta and V are the mean and the precision of the posterior. With a sieve, the silo's LinUCB
+        model first decides which actions pass. This rule does not use ``public``, ``beta`` and
+        ``gamma``.
         """
         bonus, local = self.own.bonus, self._local
         if local is None:
@@ -499,8 +516,8 @@ class OwnBelief:
         """Return a new memory that includes the features x and the reward y of a round.
 
         The data point enters the raw sums. It enters the posterior only if the round is local
-        (``own``), or if local and shared rounds alternate. Otherwise the posterior is first read
-        after the last release, at which it is recomputed from the raw sums.
+        (``own``), or if local rounds come between shared rounds. Otherwise the posterior is not
+        needed before the last release, after which it is recomputed from the raw sums.
         """
         memory = self._copy()
         if self._local is not None:
@@ -527,9 +544,10 @@ class OwnBelief:
     def released(self, total: np.ndarray, release: int) -> OwnBelief:
         """Return a new memory after a release with the sums ``total`` (s,).
 
-        The posterior is computed again if local rounds may follow. The prior comes from the other
-        silos' sums, so the silo's share is subtracted from ``total``. The share is the silo's last
-        message if messages replace each other, and otherwise its raw sums.
+        The posterior is recomputed if local rounds may follow before the next release. Its prior
+        comes from the sums of the other silos, so this silo's part is subtracted from ``total``.
+        If each message is a whole prefix sum, this part is the silo's last message. Otherwise the
+        silo's raw sums of shared rounds are subtracted.
         """
         if release < self._releases and not self.own.mixed:
             return self
@@ -559,9 +577,10 @@ class OwnBelief:
 class OwnBound:
     """The memory of rule "min-of-bounds": a LinUCB model of all rounds of a silo.
 
-    V = I + G and V^-1 u are computed from raw sums. A local round chooses the action whose smaller
-    upper confidence bound is the largest, with one bound from released sums and one from this
-    model. Both bounds hold with high probability, and so does the smaller one (docs/own-rounds.md).
+    V = I + sum x x' and V^-1 sum x y are computed from raw data. Each action has two upper
+    confidence bounds, one from released sums and one from this model. Both hold with high
+    probability, and so does the smaller bound. A local round chooses the action whose smaller bound
+    is the largest (docs/own-rounds.md).
 
     Parameters
     ----------
@@ -583,7 +602,11 @@ class OwnBound:
 
     @property
     def radius(self) -> float:
-        """The confidence radius m (R sqrt(b + ln det V) + S), with the numbers of ``own.bound``."""
+        """The confidence radius m (R sqrt(b + ln det V) + S) of this model.
+
+        ``own.bound`` holds (m, R, b, S): the radius multiplier, the scale of the reward noise, the
+        logarithm of the union bound, and the bound on ||theta*||.
+        """
         multiplier, scale, base, offset = self._bound
         log_det, d = linalg.log_det(self.w), len(self.theta)
         return linalg.determinant_radius(multiplier, scale, base, offset, 1.0, 1.0, log_det, d)

@@ -1,8 +1,8 @@
 """Silos of a federation without a server (dubey-pentland-2020, Algorithm 3).
 
-Silos send messages to their neighbours in a graph. Each silo belongs to one clique. It has gamma
-estimators, which are used in turn: round t belongs to estimator t mod gamma. For each estimator a
-silo combines the reports of its clique itself, as a server would.
+Silos send messages to their neighbours in a graph. Each silo belongs to one clique, whose silos
+learn together. A silo has gamma estimators, which are used in turn: round t belongs to estimator
+t mod gamma. For each estimator, every silo adds up the reports of its clique, as a server would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,24 @@ Message = Request | Sums
 
 
 class Estimator:
-    """One estimator of one silo: a `Silo` of its clique, and a local copy of the server."""
+    """One estimator of one silo: a `Silo` of the clique's plan, and a local copy of the server.
+
+    Parameters
+    ----------
+    part : Part
+        The clique, the number of the estimator, and the plan of both.
+    gamma : int
+        The number of estimators of each silo.
+    index : int
+        The silo's number in the whole federation.
+    noise : NoiseSource
+        The silo's source of noise.
+
+    Attributes
+    ----------
+    total : ndarray, shape (s,)
+        The latest synchronised sums of the clique.
+    """
 
     def __init__(self, part: Part, gamma: int, index: int, noise: NoiseSource) -> None:
         self.part, self.index = part, index
@@ -36,13 +53,14 @@ class Estimator:
 
     @property
     def missing(self) -> list[int]:
-        """Silos of the clique whose reports have not arrived."""
+        """The silos of the clique whose reports for the next release have not arrived."""
         return [i for i in self.part.clique if i not in self._reports]
 
     def add(self, sender: int, report: Report) -> None:
-        """Add the report of a silo of the clique. Synchronise once all reports have arrived.
+        """Store the report of silo ``sender``, and synchronise once all reports have arrived.
 
-        Raise InputError and change nothing if this report is not expected.
+        ``sender`` is a silo of the clique. Raise InputError and change nothing if this report is
+        not expected.
         """
         self._check_report(sender, report)
         self._reports[sender] = report
@@ -53,7 +71,7 @@ class Estimator:
             self.silo.receive(broadcast)
 
     def _check_report(self, sender: int, report: Report) -> None:
-        """Raise InputError unless the report of silo ``sender`` belongs to the next release."""
+        """Raise InputError unless this is the first report of ``sender`` for the next release."""
         label, plan, release = f"the report of silo {sender}", self.part.plan, self.silo.release + 1
         if type(report) is not Report:
             raise InputError(f"{label} must be a Report, got {type(report).__name__}")
@@ -91,8 +109,9 @@ class Peer(Once):
 
     Notes
     -----
-    Guarantee: reports are private for each user, towards all silos within gamma hops, which may
-    read them. A user's data are in one estimator, so the gamma trees compose in parallel.
+    Guarantee: the silo's reports are private for each of its users, towards all silos within gamma
+    hops, which may read the reports. A user's data are in one estimator, so the guarantees of the
+    gamma estimators compose in parallel.
     """
 
     def __init__(
@@ -108,7 +127,7 @@ class Peer(Once):
         self._outbox: list[Message] = []
 
     def _estimator_of(self, round: int) -> Estimator:
-        """Return the estimator that is used in a round: number ``round`` mod gamma."""
+        """Return the estimator that is used in a round: the estimator ``round`` mod gamma."""
         return self.estimators[round % self.plan.gamma]
 
     @once
@@ -126,7 +145,10 @@ class Peer(Once):
 
     @once
     def observe(self, reward: float) -> None:
-        """Learn the reward of the selected action."""
+        """Learn the reward of the selected action, and end the round.
+
+        If the trigger fires, a request to the clique is put into the outbox.
+        """
         estimator = self._estimator_of(self.round + 1)
         request_pending = estimator.silo.asked is not None
         estimator.silo.observe(reward)
@@ -137,9 +159,9 @@ class Peer(Once):
 
     @once
     def outbox(self) -> list[Message]:
-        """Return the messages to all neighbours at the end of this round, and clear the outbox.
+        """Return the messages for all neighbours at the end of this round, and clear the outbox.
 
-        If a noise source fails, no message is lost. Call ``outbox`` again.
+        If a noise source raises an error, no message is lost: call ``outbox`` again.
         """
         for estimator in self.estimators:
             if estimator.silo.due:
@@ -152,7 +174,10 @@ class Peer(Once):
 
     @once
     def receive(self, message: Message) -> None:
-        """Process a message. Ignore messages of other cliques, which the network forwards."""
+        """Process a request or a report of another silo of the clique.
+
+        Messages of other cliques also arrive, because silos forward messages. They are ignored.
+        """
         if not isinstance(message, Request | Sums):
             raise InputError(f"message must be a Request or Sums, got {type(message).__name__}")
         integer("message.estimator", message.estimator, at_least=0, at_most=self.plan.gamma - 1)
@@ -175,9 +200,10 @@ class Peer(Once):
             raise InputError(f"message.round must be one of estimator {number}, got {round}")
         if estimator.silo.trigger is not None and estimator.silo.asked is not None:
             return
-        # The uses of an estimator are its rounds: those with ``round`` mod gamma = its number.
+        # A use of an estimator is a round in which it is used. ``use`` numbers the round of the
+        # request among the estimator's uses.
         use, completed_uses = plan.uses(number, round), estimator.silo.round
-        # A request may be for the next use of the estimator, if this silo is one use behind.
+        # This silo may have completed one use less than the silo that sent the request.
         if use not in (completed_uses, completed_uses + 1):
             raise InputError(
                 f"the request of silo {message.silo} in round {round} arrived too "

@@ -72,7 +72,7 @@ class Replayed:
 
 
 def _bytes_of(dimension: int) -> int:
-    """Return the bytes of an agent's Cholesky factor and its sums, for d features."""
+    """Return the bytes that an agent with d features needs for its Cholesky factor and its sums."""
     # 8 d^2 for the factor, and 4 d^2 for the lower triangle of the sums.
     return 12 * dimension**2
 
@@ -166,7 +166,10 @@ class LinUCB(Located):
         self._chosen: np.ndarray | None = None
 
     def where_is(self, name: str) -> str:
-        """Return the call for a method that other libraries name ``name``; "" for other names."""
+        """Return the call that replaces the method ``name`` of other libraries, such as "act".
+
+        Return "" for names that no other library uses. Error messages show the result.
+        """
         calls_by_name = {
             **dict.fromkeys(("choose", "act", "recommend", "pull"), "agent.select(actions)"),
             **dict.fromkeys(("update", "learn"), "agent.observe(reward)"),
@@ -177,18 +180,21 @@ class LinUCB(Located):
     # ---- parameters, by the protocol of scikit-learn ---------------------------------------------
 
     def __repr__(self) -> str:
-        """Return the call that makes a new agent with these parameters, and the rounds learned."""
+        """Return the call that makes a new agent with these parameters.
+
+        A comment after the call says how many rounds this agent has learned.
+        """
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in _PARAMETERS)
         rounds = f"  # {self.round} round" + "s" * (self.round != 1)
         return f"LinUCB({values})" + rounds * (self.round > 0)
 
     def get_params(self, deep: bool = True) -> dict[str, float]:
-        """Return the arguments of the constructor; `sklearn.base.clone` makes a new agent of them.
+        """Return the arguments of the constructor. `sklearn.base.clone` uses them to copy an agent.
 
         Parameters
         ----------
         deep : bool
-            Without meaning here: no argument is an estimator.
+            Without effect, because no argument of this agent is an estimator.
 
         Returns
         -------
@@ -215,7 +221,7 @@ class LinUCB(Located):
         InputError
             For an unknown name or an invalid value. The agent is then unchanged.
         """
-        # A constructor's call checks all values before anything changes.
+        # The constructor checks all values before anything changes.
         self.__dict__.update(LinUCB(**{**self.get_params(), **parameters}).__dict__)
         return self
 
@@ -239,20 +245,20 @@ class LinUCB(Located):
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, shape (d,)."""
+        """The ridge regression estimate theta_hat, shape (d,)."""
         return self._model().theta.copy()
 
     @property
     def confidence_radius(self) -> float:
         """The confidence radius beta of the next round.
 
-        Source: Abbasi-Yadkori et al. (2011), Theorem 2, in the form with the trace of V. With a
-        discount: Russac et al. (2019), Theorem 1.
+        Source: Abbasi-Yadkori et al. (2011), Theorem 2, with the trace of V instead of its
+        determinant. With a discount: Russac et al. (2019), Theorem 1.
         """
-        square, row_count = self.discount**2, float(self.round)
-        if square < 1.0:
+        squared_discount, row_count = self.discount**2, float(self.round)
+        if squared_discount < 1.0:
             # The sum of the squared weights of all rows.
-            row_count = (1.0 - square**self.round) / (1.0 - square)
+            row_count = (1.0 - squared_discount**self.round) / (1.0 - squared_discount)
         return linalg.radius_at(
             self.radius_multiplier,
             self.reward_scale,
@@ -320,7 +326,7 @@ class LinUCB(Located):
         Raises
         ------
         InputError
-            As ``scores``.
+            If the shape is wrong, there are no actions, or features are not finite.
         """
         index = self._best(actions, self._row)
         self._chosen = self._row_2d
@@ -409,7 +415,7 @@ class LinUCB(Located):
         Parameters
         ----------
         reward : float
-            The reward.
+            The observed reward.
         action : array_like, shape (d,), optional
             Features of the rewarded action. The default is the action that ``select`` chose.
 
@@ -475,7 +481,7 @@ class LinUCB(Located):
         self.round += n
 
     def _features(self, action: object) -> np.ndarray:
-        """Return the features (d,) of one action, checked to be finite."""
+        """Return the features (d,) of one dense or sparse action, checked to be finite."""
         if is_sparse(action):
             (row,) = dense_blocks("action", action, self.dimension)
             if len(row) != 1:
@@ -494,7 +500,7 @@ class LinUCB(Located):
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
-        """Restore the model if the body of the ``with`` statement raises InputError."""
+        """Return a context that restores the model if its body raises InputError."""
         model = self._estimate
         w, theta = model.w.copy(), model.theta.copy()
         try:
@@ -543,7 +549,7 @@ class LinUCB(Located):
         return self
 
     def fit(self, X: object, y: object) -> LinUCB:
-        """Forget everything, then learn rows X, shape (n, d), with rewards y, shape (n,).
+        """Forget everything, then learn rows X (n, d) with rewards y (n,). Return the agent.
 
         Parameters, return value and errors are those of ``partial_fit``. After an error the agent
         is unchanged.
@@ -559,8 +565,8 @@ class LinUCB(Located):
     def predict(self, X: object) -> np.ndarray:
         """Return the estimated mean reward <x, theta_hat> of each row of X.
 
-        The name follows scikit-learn. mabwiser's ``predict``, which returns an arm, is ``select``
-        here, and its ``predict_expectations`` is ``scores``.
+        The name follows scikit-learn. mabwiser has a method ``predict`` that returns an arm: it is
+        called ``select`` here, and mabwiser's ``predict_expectations`` is called ``scores``.
 
         Parameters
         ----------
@@ -584,8 +590,9 @@ class LinUCB(Located):
         return array("X", X, shape=(None, self.dimension)) @ theta
 
     def score(self, X: object, y: object) -> float:
-        """Return the coefficient of determination R^2 of ``predict(X)``, as regressors of
-        scikit-learn do.
+        """Return the coefficient of determination R^2 of the predictions ``predict(X)``.
+
+        The method ``score`` of scikit-learn's regressors returns the same number.
 
         Parameters
         ----------
@@ -699,7 +706,8 @@ class LinUCB(Located):
             logged_probabilities = 1.0 / counts
         else:
             logged_probabilities = array("propensities", propensities, shape=(n,))
-        # Check the values before anything is learned, with a policy that always matches the log.
+        # Estimate the value of a policy that always matches the log, only to check all arguments
+        # before anything is learned.
         inverse_propensity = partial(off_policy.inverse_propensity, largest_reward=largest_reward)
         _value_of_choices(
             np.ones(n, bool), logged_rewards, logged_probabilities, confidence, inverse_propensity
@@ -768,7 +776,7 @@ class LinUCB(Located):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinUCB:
-        """Load an agent from a file that `save` wrote. It continues with the same bits.
+        """Return the agent in a file that `save` wrote. It continues as the saved agent would.
 
         Parameters
         ----------
@@ -778,6 +786,7 @@ class LinUCB(Located):
         Returns
         -------
         LinUCB
+            An agent with the parameters and the state of the saved agent, bit for bit.
 
         Raises
         ------
@@ -845,9 +854,10 @@ def is_sparse(value: object) -> bool:
 
 
 def dense_blocks(name: str, rows: Any, dimension: int) -> Iterator[np.ndarray]:
-    """Convert sparse rows (n, d) to dense blocks of about `MAX_BLOCK_ENTRIES` entries.
+    """Return sparse rows (n, d) as dense blocks of rows, each of about `MAX_BLOCK_ENTRIES` entries.
 
-    float32 stays float32, and every other type becomes float64.
+    float32 stays float32, and every other type becomes float64. ``name`` is the argument's name in
+    error messages.
 
     Raises
     ------
@@ -895,15 +905,16 @@ def _value_of_choices(
     confidence: float,
     estimator: Any = off_policy.inverse_propensity,
 ) -> off_policy.PolicyValue:
-    """Estimate the mean reward of an agent's choices in the rounds of a log.
+    """Return an off-policy estimate of the mean reward of an agent's choices in a log's rounds.
 
     ``matched`` (n,) is true in rounds in which the agent chose the logged action. ``rewards`` and
-    ``propensities`` (n,) are those of the logged actions. The estimators take action probabilities,
-    so each round is reduced to two actions: 0 is the logged action, 1 any other action.
+    ``propensities`` (n,) are those of the logged actions. ``confidence`` is the level of the
+    interval. The estimators expect the probability of each action, so each round is reduced to two
+    actions: 0 is the logged action, 1 any other action.
     """
-    policy = np.stack([matched, ~matched], axis=1).astype(np.float64)
+    action_probabilities = np.stack([matched, ~matched], axis=1).astype(np.float64)
     logged = np.zeros(len(matched), np.int64)
     policy_value: off_policy.PolicyValue = estimator(
-        logged, rewards, propensities, policy, confidence=confidence
+        logged, rewards, propensities, action_probabilities, confidence=confidence
     )
     return policy_value

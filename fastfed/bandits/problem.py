@@ -1,4 +1,8 @@
-"""`ProblemSpec`, the problem of a linear bandit system; centred rewards; arguments of bounds."""
+"""Three things that systems and bounds take as input.
+
+`ProblemSpec` describes the problem of a linear bandit system, `centred_norm` bounds theta* for
+centred rewards, and `BoundSetting` holds the arguments of regret bounds.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,8 @@ class ProblemSpec:
     features_bounded : bool, default True
         True if ||x|| <= 1 before any clipping.
     intercept : float, optional
-        kappa, if the last feature of every action is the constant 1 / sqrt(2 kappa) and all other
-        features have norm at most 1 / sqrt 2.
+        kappa >= 1, if the last feature of every action is the constant 1 / sqrt(2 kappa) and the
+        vector of the other features has norm at most 1 / sqrt 2. None without a constant feature.
     multiplicity : int, default 1
         The largest number of times that one record can be served.
     notes : tuple of str
@@ -73,24 +77,26 @@ class ProblemSpec:
 
 # ---- Centred rewards: bounds on ||theta* - theta0|| ----------------------------------------------
 #
-# Rows are x = (z, c) with a constant feature c that is set by the code. With the public vector
-# theta0 = (0, r0 / c), <x, theta0> = r0 for every x. Statistics of y - r0 then estimate
-# theta* - theta0. The proofs are in docs/centred.md, the privacy of these statistics in
-# `fastfed.privacy.sensitivity`.
+# Feature vectors are x = (z, c) with a constant feature c that is set by the code. r0 is a public
+# reward, the centre. The public vector theta0 = (0, r0 / c) has <x, theta0> = r0 for every x, so
+# sums computed from y - r0 instead of y estimate theta* - theta0. The proofs are in
+# docs/centred.md, the privacy of these sums in `fastfed.privacy.sensitivity`.
 
 
 @dataclass(frozen=True)
 class CentredNorm:
-    """Bounds on Delta = theta* - theta0 for the direct radius.
+    """Bounds on Delta = theta* - theta0 for the direct confidence radius.
 
     Parameters
     ----------
     tau : float
-        Bound on ||Delta||. In the direct radius gamma = lambda tau + E.
+        Bound on ||Delta||. In the direct radius gamma = lambda tau + E, where E bounds the error
+        from noise.
     along : float
-        Let N have off-diagonal standard deviations of at most o, diagonal standard deviations of at
-        most sqrt(2) o, and no noise in the last diagonal entry. Then the covariance of N Delta is
-        at most o^2 (tau^2 I + along v v') for some unit vector v, see `NoiseDistribution.errors`.
+        A bound on N Delta, where N is the noise matrix in V: its covariance is at most
+        o^2 (tau^2 I + along v v') for some unit vector v, see `NoiseDistribution.errors`. N has
+        standard deviations of at most o off the diagonal and of at most sqrt(2) o on the diagonal,
+        and no noise in the last diagonal entry.
     """
 
     tau: float
@@ -104,7 +110,7 @@ def centred_norm(
     reward_range: tuple[float, float] = (0.0, 1.0),
     feature_bound: float = FEATURE_BOUND,
 ) -> CentredNorm:
-    """Compute the largest ||theta* - theta0|| that the range of mean rewards allows.
+    """Return bounds on theta* - theta0 that follow from the range of mean rewards.
 
     Parameters
     ----------
@@ -124,7 +130,8 @@ def centred_norm(
     Returns
     -------
     CentredNorm
-        The bound ``tau`` is attained. ``along`` is attained if the same theta* attains both.
+        Some theta* attains the bound ``tau``, so ``tau`` cannot be smaller. ``along`` cannot be
+        smaller if the same theta* has the largest covariance of N Delta.
 
         With rewards in [0, 1], feature_bound = 1 / sqrt 2 and no declared interval, tau =
         sqrt(2 kappa) max(r0, 1 - r0), and along = 0 for kappa >= 2. If the mean reward at z = 0 is
@@ -168,12 +175,13 @@ def centred_norm(
 
 
 def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
-    """Return the top eigenvalue of the covariance of N Delta, for the vector Delta = (a, e).
+    """Return the largest eigenvalue of the covariance of N Delta, for a vector Delta = (a, e).
 
-    N is a symmetric noise matrix with variance 1 off the diagonal, 2 on the diagonal and 0 in the
-    last diagonal entry. The arguments are ||a||^2 and e^2. N Delta has variance 2 ||a||^2 + e^2 in
-    the direction of a, ||a||^2 in the last entry, and ||a||^2 + e^2 in all other directions. The
-    covariance of the first two components is ||a|| e.
+    The arguments are ||a||^2 and e^2, where e is the last entry of Delta. N is a symmetric noise
+    matrix with variance 1 off the diagonal, 2 on the diagonal and 0 in the last diagonal entry.
+    N Delta has variance 2 ||a||^2 + e^2 in the direction of a, ||a||^2 in the last entry, and
+    ||a||^2 + e^2 in all other directions. The covariance between the component in the direction of
+    a and the last entry is ||a|| e.
     """
     return 0.5 * (
         3.0 * a_squared
@@ -183,7 +191,10 @@ def _top_eigenvalue(a_squared: float, e_squared: float) -> float:
 
 
 def _interval(name: str, value: object) -> tuple[float, float]:
-    """Check an interval of two finite numbers low <= high, and return it."""
+    """Return ``value`` as an interval (low, high), after a check that low <= high are finite.
+
+    ``name`` is the name of the argument in the error message.
+    """
     low, high = array(name, value, shape=(2,)).tolist()
     if low > high:
         raise InputError(f"{name} must be (low, high) with low <= high, got {show(value)}")
@@ -199,19 +210,19 @@ class BoundSetting(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     horizon : int
-        T >= 1.
+        T >= 1, the number of rounds of each silo.
     silos : int, default 1
-        M >= 1.
+        M >= 1, the number of silos.
     dimension : int, default 1
-        d >= 1.
+        d >= 1, the length of a feature vector.
     batch_size : int, default 1
-        B in [1, T].
+        B in [1, T], the number of rounds in a batch.
     epsilon, delta : float, optional
         Privacy budget, epsilon > 0 and delta in (0, 1). Bounds without privacy do not need it.
     failure_probability : float, optional
         In (0, 1]. The papers write alpha, and huang-2023 beta. Some bounds do not need it.
     constant : float, default 1
-        Factor > 0 on an order of growth.
+        Factor > 0 on bounds that the paper states only as orders of growth.
 
     Raises
     ------
@@ -248,7 +259,7 @@ class BoundSetting(msgspec.Struct, frozen=True, kw_only=True):
         return self.horizon, self.silos, self.dimension
 
     def value(self, name: str) -> float:
-        """Return an optional value; raise InputError if it is not given."""
+        """Return the optional argument ``name`` as a float. Raise InputError if it is not given."""
         value = getattr(self, name)
         if value is None:
             raise InputError(f"this bound needs {name}")

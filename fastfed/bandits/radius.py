@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 RADII = ("direct", "lemma-c2", "lemma-c4", "published-code")
 REGULARIZERS = ("from-noise", "published-code")
 
-#: c of the direct radius, as a share of the largest ||N||. The proof holds for any positive value.
+#: The constant c of the direct radius (see `_direct_radius`), as a share of the bound on ||N||, the
+#: norm of the noise in V. The proof holds for any positive value.
 ANCHOR_SHARE = 0.1
-#: lambda may be lowered once the smallest eigenvalue of V is at least this many times ||N|| + c.
+#: lambda may be lowered once the smallest eigenvalue of V is at least this number times ||N|| + c.
 #: The proof holds for any positive value.
 FLOOR = 1.0
 
@@ -38,20 +39,20 @@ FLOOR = 1.0
 class Theory:
     """The quantities of the proof of a curve's regret bound, for each release k = 0..K.
 
-    N and h are the noise in the synchronised covariance and bias sums.
+    N is the noise in the synchronised sum of x x', and h the noise in the sum of x y.
 
     Parameters
     ----------
     regularizer : ndarray, shape (K + 1,)
-        lambda. For the direct radius, which may lower lambda, its largest value.
+        lambda. The direct radius may lower lambda; this is then its largest value.
     lambda_min, lambda_max : ndarray, shape (K + 1,)
         Bounds on the eigenvalues of lambda I + N.
     nu : ndarray, shape (K + 1,)
         Bound on the norm of h that is weighted by the inverse of lambda I + N.
     radius : Radius
-        Parameters of the confidence radius that drivers compute.
+        Parameters from which drivers compute the confidence radius of each round.
     conditions : tuple of Condition
-        Conditions of the bound, and whether they hold.
+        Conditions of the regret bound, and whether they hold.
     most_regret : float, default 1
         Upper bound on the regret of one round, at least 1.
     """
@@ -71,7 +72,10 @@ class Theory:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """The caveat about the regret bound for a certificate. Empty if the bound is proven."""
+        """The caveat that a certificate shows about the regret bound, as a tuple of one text.
+
+        The tuple is empty if the bound is proven.
+        """
         failing = [c.text for c in self.conditions if not c.holds]
         return (
             (f"the regret bound is unproven here; missing: {'; '.join(failing)}",)
@@ -98,9 +102,9 @@ def published_regularizer(
 
 
 def printed_regularizer(distribution: NoiseDistribution, dimension: int, alpha: float) -> float:
-    """Return lambda of chowdhury-zhou-2022, Lemma A.4, for the noisiest release.
+    """Return the regularizer lambda of chowdhury-zhou-2022, Lemma A.4, for the noisiest release.
 
-    The constant that the lemma hides in Theta(.) is taken as 1. ``alpha`` is the failure
+    The lemma states lambda only up to a constant, which is taken as 1. ``alpha`` is the failure
     probability of the confidence sets.
     """
     if distribution.none:
@@ -127,19 +131,20 @@ def make_theory(
     Parameters
     ----------
     config : Config
-        The curve's keys: the rule for lambda, or lambda itself, the factor on the radius, bounds on
-        theta*, and the rule ``radius``:
+        Keys of the curve: the rule for lambda (or a number), the factor on the radius, bounds on
+        theta*, and the rule ``radius`` for the confidence radius:
 
         - "direct": see `_direct_radius` and docs/radius.md.
         - "lemma-c2": zhou-chowdhury-2024, Lemma C.2, equation (4), with lambda_min = lambda -
           ||N||, lambda_max = lambda + ||N|| and nu = ||h|| / sqrt(lambda_min). Half of alpha is
           for the rewards, a quarter each for N and for h. The bound for the rewards is a union over
           the distinct values of lambda_min.
-        - "lemma-c4": Lemma C.4 as printed, which drops constants of its proof.
-        - "published-code": the radius of the experiment code of that paper.
-        - "lemma-a2", "lemma-a4": the same lemmas for one agent (chowdhury-zhou-2022, Appendix A).
+        - "lemma-c4": zhou-chowdhury-2024, Lemma C.4 as printed, without constants of its proof.
+        - "published-code": the radius of the experiment code of zhou-chowdhury-2024.
+        - "lemma-a2", "lemma-a4": the corresponding lemmas for one agent (chowdhury-zhou-2022,
+          Appendix A).
     problem : ProblemSpec
-        Sizes, and guarantees about the data.
+        Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     distribution : NoiseDistribution
         The distribution of the noise in the synchronised sums.
     failure_probability : float
@@ -148,19 +153,20 @@ def make_theory(
         Bounds that features and rewards are clipped to.
     released_only : bool
         True if actions are chosen from synchronised statistics only. One self-normalised bound then
-        holds for all silos. Otherwise the V of each silo contains its local batch. Then a union
-        bound over ``union`` silos is used: ln(2 M / alpha) where the paper has ln(2 / alpha).
+        holds for all silos. If it is False, the V of each silo contains its local batch, and a
+        union bound over ``union`` silos is used: ln(2 M / alpha) where the paper has ln(2 / alpha).
     union : int
         M, the number of silos in this union bound.
     ordered : bool, default True
-        True if the rounds of synchronisation are known in advance. The union bound over silos needs
-        it. Its proof orders the rounds of all silos differently for each silo, and the end of a
-        batch must not depend on rounds that come later in this order.
+        True if the rounds of synchronisation are known in advance, which the union bound over silos
+        needs. Its proof sorts the rounds of all silos in a different order for each silo, and the
+        end of a batch must not depend on rounds that come later in this order.
     """
     radius, regularizer = config.radius, config.regularizer_rule
     alpha = failure_probability
     if problem.arms:
-        # V is diagonal: K confidence sets of one coordinate each (docs/arms.md).
+        # V is diagonal, so each of the K arms has a confidence set in one dimension, which may fail
+        # with probability alpha / K (docs/arms.md).
         problem, alpha = replace(problem, dimension=1), alpha / problem.dimension
     centred, d = config.centred_norm(problem), problem.dimension
     noise_alpha = 0.0 if distribution.none else alpha / 2.0
@@ -183,7 +189,8 @@ def make_theory(
         else:
             lam = np.full_like(n_bound, published_regularizer(problem, distribution, alpha))
         definite = lam > n_bound
-        # If lambda is below the noise, lambda_min does not exist, and the radius is unproven.
+        # If lambda is below the bound on the noise, no positive lambda_min exists. The code then
+        # uses lambda, and a condition below reports that the radius is unproven.
         lambda_min = np.where(definite, lam - n_bound, lam)
         lambda_max = lam + n_bound
         nu = distribution.vector_norms(d, alpha / 4.0) / np.sqrt(lambda_min)
@@ -228,8 +235,8 @@ def reward_conditions(
 ) -> tuple[Condition, ...]:
     """Return the conditions on the environment's rewards that every proof in this module needs.
 
-    With an intercept of kappa > 1, ||theta*|| may exceed 1. Pass ``any_norm`` = True for a proof
-    that then uses another bound on ||theta*||.
+    With an intercept of kappa > 1, ||theta*|| may exceed 1, and a condition fails. Pass
+    ``any_norm`` = True for a proof that uses a larger bound on ||theta*|| in this case.
     """
     if problem.arms:
         mean = Condition("an arm has one mean reward, in [0, 1], at all silos", True)
@@ -253,7 +260,7 @@ def reward_conditions(
 
 
 def _unclipped(problem: ProblemSpec, clip: Clip | None) -> Condition:
-    """Return the condition that no reward of the problem is outside of the clipping bounds."""
+    """Return the condition that rewards are bounded and never outside of the clipping bounds."""
     rewards_fit = problem.reward_range is not None and (
         clip is None
         or (clip.low <= problem.reward_range[0] <= problem.reward_range[1] <= clip.high)
@@ -272,9 +279,11 @@ def _direct_radius(
 ) -> tuple[np.ndarray, Radius, np.ndarray]:
     """Compute the direct radius, which bounds |<x, theta* - theta_hat>| without using ||.||_V.
 
-    ``n_bound`` (K + 1,) bounds n = ||N|| at each release, except with probability alpha / 4.
-    ``reward_alpha`` is the failure probability of event (3) below. Return lambda (K + 1,), the
-    parameters of the radius, and whether lambda > n (K + 1,).
+    Return a tuple of lambda (K + 1,), the parameters of the radius, and an array (K + 1,) that is
+    true where lambda > n. ``n_bound`` (K + 1,) bounds n = ||N|| at each release, except with
+    probability alpha / 4. ``reward_alpha`` is the failure probability of event (3) below.
+    ``centred`` holds bounds on theta* - theta0 if rewards are centred, or if ||theta*|| may
+    exceed 1.
 
     Let G and u be the raw sums, N and h their noise, V = lambda I + G + N, theta_hat = V^-1 (u + h)
     and S = sum x eta. Then
@@ -295,9 +304,9 @@ def _direct_radius(
         |<x, theta* - theta_hat>| <= R sqrt(f (2 ln(1 / alpha') + ln det V + d ln(f / c)))
                                      ||x||_{V^-1} + (lambda + E) ||V^-1 x||.
 
-    V is already private, so its determinant and eigenvalues may be used. Once G exceeds the noise,
-    lambda can be lowered to 0, which halves the second term. If ||theta*|| <= tau instead of 1,
-    lambda tau replaces lambda in the second term (docs/centred.md).
+    V is already private, so its determinant and eigenvalues may be used to choose lambda. Once G
+    exceeds the noise, lambda can be lowered to 0, which halves the second term. If the bound on
+    ||theta*|| is tau instead of 1, lambda tau replaces lambda in the second term (docs/centred.md).
     """
     n_max = float(n_bound.max())
     tau, along = (centred.tau, centred.along) if centred else (1.0, None)
@@ -332,7 +341,7 @@ def _direct_radius(
 
 
 def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
-    """Compute a bound on the group regret with explicit constants, for the direct radius.
+    """Return a bound on the group regret with explicit constants, for the direct radius.
 
     The bounds in `bandits.bounds` are orders of growth. This bound is a number, and often vacuous.
     It holds with probability 1 - failure_probability.
@@ -373,7 +382,7 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
        batch is at most 2 C sqrt(2 M B L).
        Bad batches have L > ln 2. There are at most Lambda / ln 2 of them, and each costs at most
        M B, times ``most_regret`` if rewards may differ by more than 1. If batches differ in length,
-       count the longest ones as bad.
+       the proof counts the longest batches as bad.
     5. By the Cauchy-Schwarz inequality over batches, regret is at most
        M B Lambda / ln 2 + 2 sqrt(2 Lambda sum_k M B_k C_k^2).
 
@@ -399,20 +408,21 @@ def direct_regret_bound(plan: Plan, theory: Theory) -> float | None:
     if not unsynchronised or plan.radius.anchor < 1.0:
         bad_regret = theory.most_regret * _bad_rounds(plan, lengths, growth)[-1]
     good_regret = 2.0 * math.sqrt(2.0 * growth[-1] * float((lengths * widths**2).sum()))
-    # A sieve with its slack multiplied by a factor multiplies the bound on a round by that factor.
+    # If the slack of a sieve is multiplied by `sieve_growth`, so is the bound on a round's regret.
     good_regret *= plan.radius.multiplier * max(1.0, plan.sieve_growth)
     return float((plan.silos if unsynchronised else 1) * (bad_regret + good_regret))
 
 
 def _bound_with_clocks(plan: ClockedPlan, theory: Theory) -> float:
-    """Return the bound of `direct_regret_bound` for silos with their own clocks.
+    """Return the bound of `direct_regret_bound` if silos report on separate clocks.
 
     Notes
     -----
-    Proof. Steps 1 to 3 hold for a silo with view v, with A_v = G + c I for the rows G of this view
-    and its width C_v. A silo that chose x with view v reports x in exchange w > v, or in none: then
-    let w = V + 1, an exchange in which all remaining rows are added. The intervals (v, w] of one
-    silo are disjoint.
+    Proof. A view v is the sum of the latest reports of all silos after exchange v = 0..V. Steps 1
+    to 3 of `direct_regret_bound` hold for a silo with view v: let G be the sum of x x' over the
+    rows in this view, A_v = G + c I, and C_v its width C. A silo that chose x with view v reports x
+    in an exchange w > v. If it never reports x, let w = V + 1, an exchange in which all remaining
+    rows are added. The intervals (v, w] of one silo are disjoint.
 
     Good batches of a silo have ln det A_w - ln det A_v <= ln 2. So A_w <= 2 A_v, and
     ||x||^2_{A_v^-1} <= 2 ||x||^2_{A_w^-1}. The sum of ||x||^2_{A_w^-1} over all rows of exchange w
@@ -439,13 +449,13 @@ def _bound_with_clocks(plan: ClockedPlan, theory: Theory) -> float:
 
 
 def local_round_regret(plan: Plan) -> float:
-    """Bound the regret of one silo in its local rounds, for rule "min-of-bounds" or with a sieve.
+    """Return a bound on one silo's regret in local rounds, for rule "min-of-bounds" or a sieve.
 
-    Return 2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)), where ``plan.own.bound`` is
-    (m, R, b, S). It is called B(T) in docs/own-rounds.md. The regret of a round is at most twice
-    the width of its confidence set. With a sieve it is at most twice the largest width, times the
-    factor on the sieve's slack. The Cauchy-Schwarz inequality and the elliptical potential lemma
-    then bound the sum over all rounds of the silo.
+    The bound is 2 m (R sqrt(b + d ln(1 + T/d)) + S) sqrt(2 T d ln(1 + T/d)), where
+    ``plan.own.bound`` is (m, R, b, S). docs/own-rounds.md calls it B(T). The regret of a round is
+    at most twice the width of its confidence set. With a sieve it is at most twice the largest
+    width, times the factor on the sieve's slack. The Cauchy-Schwarz inequality and the elliptical
+    potential lemma then bound the sum over all rounds of the silo.
     """
     assert plan.own is not None and plan.own.bound is not None
     multiplier, scale, base, offset = plan.own.bound
@@ -460,18 +470,19 @@ def _direct_in_batches(plan: Plan) -> bool:
 
     The conditions on rewards and contexts are in the plan's theory, and are not checked here.
     """
-    # If updates are not lazy and there is no release in every round, actions depend on raw data of
-    # the current batch, which the proof does not allow.
+    # `uses_batch`: actions depend on raw data of the current batch, which the proof does not allow.
+    # This is so if updates are not lazy, unless there is a release after every round.
     uses_batch = plan.batch_size > 0 and plan.releases < plan.horizon and not plan.lazy
     unsupported = plan.trigger is not None or plan.policy != "ucb"
     return plan.radius.direct and not uses_batch and not unsupported
 
 
 def _widths_by_batch(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray, list[float]]:
-    """Return the quantities of each batch in the proof of `direct_regret_bound`.
+    """Return the quantities of each batch in the proof of `direct_regret_bound`, as a tuple.
 
-    These are arrays of the number of rounds of a batch over all silos, and of the width C in step 2
-    of the proof, and a list of Lambda = d ln(1 + rows / (d c)) at the end of each batch.
+    Its members are an array of the rounds of each batch, counted over all silos, an array of the
+    width C in step 2 of the proof, and a list of Lambda = d ln(1 + rows / (d c)) at the end of each
+    batch. If silos never synchronise, each round of one silo is a batch.
     """
     radius = plan.radius
     d, c = plan.dimension, radius.anchor
@@ -493,10 +504,10 @@ def _widths_by_batch(plan: Plan, theory: Theory) -> tuple[np.ndarray, np.ndarray
 def _widths_of_releases(
     plan: Plan, theory: Theory, entry: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Return the width C in step 2 of the proof of `direct_regret_bound`, (n,).
+    """Return the width C in step 2 of the proof of `direct_regret_bound` for n releases, (n,).
 
-    ``entry`` (n,) holds indices into the arrays of the radius by release, and ``rows`` (n,) the
-    numbers of data points in V.
+    ``entry`` (n,) holds the index of each release in the arrays of the radius, and ``rows`` (n,)
+    its number of data points in V.
     """
     radius = plan.radius
     d, c = plan.coordinates, radius.anchor
@@ -517,17 +528,18 @@ def _widths_of_releases(
 
 
 def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[float]:
-    """Bound the number of rounds in bad batches up to the end of each batch, over all silos.
+    """Return a bound on the rounds in bad batches up to the end of each batch, over all silos.
 
-    A batch is bad if it raises ln det A by more than ln 2 (step 4 of `direct_regret_bound`).
-    ``lengths`` and ``growth`` are the rounds and the Lambda of `_widths_by_batch`.
+    A batch is bad if it raises ln det A by more than ln 2 (step 4 of `direct_regret_bound`), so
+    there are at most Lambda / ln 2 bad batches. ``lengths`` are the rounds of each batch, and
+    ``growth`` is Lambda at its end, both from `_widths_by_batch`.
     """
     if not plan.release_rounds:
         longest = np.maximum.accumulate(lengths)
         return [float(n * g / math.log(2.0)) for n, g in zip(longest, growth, strict=True)]
-    # Batches differ in length. In the worst case the longest batches are bad. Two heaps hold the
-    # longest batches so far and (negated) all other ones. The number of bad batches never
-    # decreases.
+    # Batches differ in length, and in the worst case the longest batches are bad. One heap holds
+    # the longest batches so far, as many as can be bad. The other heap holds all shorter batches,
+    # negated. The largest number of bad batches never decreases.
     bad_rounds, longest_batches, shorter_batches = [], list[int](), list[int]()
     for n, g in zip(lengths.tolist(), growth, strict=True):
         heapq.heappush(shorter_batches, -heapq.heappushpop(longest_batches, n))
@@ -538,31 +550,34 @@ def _bad_rounds(plan: Plan, lengths: np.ndarray, growth: list[float]) -> list[fl
 
 
 def sieve_widths(plan: Plan, theory: Theory) -> tuple[float, ...]:
-    """Return C of `direct_regret_bound` after each release, from which a sieve's slack follows.
+    """Return the widths C of `direct_regret_bound`, from which the slack of a sieve follows.
 
     Parameters
     ----------
-    plan, theory
-        As in `direct_regret_bound`.
+    plan : Plan
+        The curve's plan.
+    theory : Theory
+        The theory that the plan was made with.
 
     Returns
     -------
     tuple of float
-        C times the radius multiplier, of length K + 1. Empty if silos never synchronise: C then
-        changes in every round (`Acting`).
+        C after each release k = 0..K, times the radius multiplier. It is empty if silos never
+        synchronise, because C then changes in every round and `Acting` computes it.
 
     Raises
     ------
     InputError
-        If the proof does not cover this kind of plan: for any other radius, updates that are not
-        lazy, or batches whose ends depend on data. The theory's conditions are not checked.
+        If the proof does not cover this kind of plan: a radius other than "direct", updates that
+        are not lazy, or batches whose ends depend on data. The theory's conditions are not checked.
 
     Notes
     -----
     Let w(x) = beta ||x||_{V^-1} + gamma ||V^-1 x|| and U(x) = <x, theta_hat> + w(x). An action a
     passes the sieve if <a, theta_hat> + (2 s - 1) w(a) is at least min(max U, R), where R is the
-    largest mean reward. On the events, <x*, theta*> <= min(max U, R), so the regret of a is at most
-    2 s w(a). Let q bound the largest eigenvalue of V^-1. Then w(a) <= g ||a||_{A^-1} with
+    largest mean reward. If the confidence sets hold, the best action x* has
+    <x*, theta*> <= min(max U, R), so the regret of a is at most 2 s w(a). Let q bound the largest
+    eigenvalue of V^-1. Then w(a) <= g ||a||_{A^-1} with
     g = sqrt(f) (beta + gamma sqrt(q)). With the slack s = max(1, C / g), the regret is at most
     2 C ||a||_{A^-1}, which is what the bound counts (docs/radius.md).
     """

@@ -1,18 +1,19 @@
 """ROBIN (huang-2023, Algorithms 1-4), which protects all data of one client instead of one round.
 
-Clients run local LinUCB in U initial phases. In all later phases they choose actions greedily by a
-model from the server, the private mean of the clients' estimates of the phase before. This
-implementation deviates from the paper:
+A client is a silo. Clients run local LinUCB in U initial phases. In all later phases they choose
+actions greedily by a model from the server, which is the private mean of the clients' estimates of
+the previous phase. This implementation deviates from the paper:
 
 - ``calibration = "exact"`` composes the privacy losses of all releases, and adds the least noise in
   every coordinate that satisfies the budget. "printed" is the paper's noise, which is 30 to 80
   times larger.
-- The last phase releases no model, because no phase follows. The paper counts all P phases.
+- The last phase releases no model, because no phase follows. The paper's noise is calibrated for
+  all P phases.
 - Vectors are padded with zeros to a power of two. The rotation is H D / sqrt d, and its inverse
   D H' / sqrt d. The paper leaves d and the order open.
 - Estimates that are not finite are replaced by 0, because an error would disclose information.
-- The U initial phases equal ``local-linucb``, with its radius. V is reset in greedy phases only. If
-  the initial phases cover all T rounds, both systems are the same.
+- In the U initial phases clients choose the same actions as ``local-linucb``. V is reset in greedy
+  phases only. If the initial phases cover all T rounds, `robin` and ``local-linucb`` are the same.
 - Features and rewards may be clipped. The guarantee does not need it.
 - ``memory = true`` (Remark 4.6) chooses between Algorithm 1 and local LinUCB, once, from the sizes
   and the budget.
@@ -71,9 +72,11 @@ class RobinConfig(Config, frozen=True, kw_only=True):
     initial_phases : int or "printed"
         U, the number of phases of local LinUCB. "printed" is the rule of Proposition C.3.
     diversity : float
-        lambda_0 of the environment. Required if private, or if ``initial_phases`` is "printed".
+        lambda_0 of the environment (Assumption 3.1): how much contexts vary in every direction.
+        Required if private, or if ``initial_phases`` is "printed".
     margin : float
-        C_0 of the environment. Required if ``initial_phases`` is "printed".
+        C_0 of the environment (Assumption 3.2), which bounds how often the two best actions are
+        nearly equal. Required if ``initial_phases`` is "printed".
     concentration_multiplier : float, default 1
         Factor on the radius of the ball around theta* that is assumed to contain all estimates.
     memory : bool, default False
@@ -140,7 +143,7 @@ class RobinConfig(Config, frozen=True, kw_only=True):
 
 
 def build(config: RobinConfig, problem: ProblemSpec) -> System:
-    """Build the system of one robin curve: its plan, certificate and bounds."""
+    """Build the system of one robin curve of an experiment: its plan, certificate and bounds."""
     clip = config.bounds(published=config.radius == "published-code")
     local_plan, theory = assemble(
         config, problem, PROTOCOLS["none"], Schedule(problem.horizon, 0), clip
@@ -171,10 +174,10 @@ def initial_phase_count(config: RobinConfig, problem: ProblemSpec) -> int:
 def private_means(
     config: RobinConfig, problem: ProblemSpec, plan: PhasePlan
 ) -> tuple[WinsorizedMean, ...]:
-    """Calibrate the private means of the clients' estimates, one for each phase with a release.
+    """Return the calibrated private means of the clients' estimates, one for each release.
 
-    All means share one budget. The longer a phase, the smaller the ball around theta* that contains
-    the estimates.
+    All means share one budget. Each assumes that the clients' estimates are in a ball around
+    theta*. The longer the phase, the smaller this ball.
     """
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
@@ -231,7 +234,7 @@ def _learning_caveats(
     means: tuple[WinsorizedMean, ...],
     shares: bool,
 ) -> list[str]:
-    """Return the caveats about the regret of a private curve.
+    """Return the texts of the caveats about a private curve's regret, for its certificate.
 
     ``means`` are the private means of the phases that release a model. ``shares`` is False if the
     clients learn alone, because sharing does not pay.

@@ -12,12 +12,12 @@ is lambda_0 > 0 of Assumption 3.1, at most 1/d because ||x|| <= 1. ``margin`` is
 Assumption 3.2, about the smallest gap. The paper prints "for all a", but its proofs use "there is
 an a". `fastfed.environments.instances` estimates lambda_0 and C_0.
 
-The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2. All but 5.5 are stated for a delta of the
-order of 1/(M sqrt T), up to logarithms. For epsilon >= ln 2 they are at most 2.1 times the order
-without privacy, C_0 d ln T or sqrt(d M T), except for the last term of 4.2, whose proof does not
-need epsilon < ln 2. The bounds 5.3 and 5.5 then fall below the order without privacy. Lower bounds
-with a margin are orders of growth with T, for fixed other arguments. Their instances have even d
-and C_0 >= 1.38 sqrt d.
+The lower bounds 4.2 to 5.5 are stated for epsilon < ln 2. All except 5.5 are stated for a delta of
+the order of 1/(M sqrt T), up to logarithms. For epsilon >= ln 2 these bounds are at most 2.1 times
+the order without privacy, which is C_0 d ln T with a margin and sqrt(d M T) without one; bounds 5.3
+and 5.5 fall below it. The last term of 4.2 is an exception: it may be larger, but its proof does
+not need epsilon < ln 2. Lower bounds with a margin are orders of growth with T, for fixed other
+arguments. The instances in their proofs have even d and C_0 >= 1.38 sqrt d.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def concentration(problem: ProblemSpec, lambda_0: float, beta: float) -> float:
 
 
 def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: float) -> int:
-    """Return U of Proposition C.3, the number of initial phases.
+    """Return U of Proposition C.3, the number of phases in which clients run local LinUCB.
 
     U is the smallest number that satisfies two conditions:
     2^U >= 64 ln(2 d M P/beta) / lambda_0^2 and
@@ -58,7 +58,8 @@ def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: f
     """
     d, m, phases = problem.dimension, problem.silos, phases_of(problem.horizon)
     log = math.log(2.0 * d * m * phases / beta)
-    # Base-2 logarithms of the right sides, the second without U^2: 2^U may overflow.
+    # Base-2 logarithms of the two right sides, because 2^U may overflow. The factor U^2 of the
+    # second is added in the loop.
     log2_first = math.log2(64.0 * log) - 2.0 * math.log2(lambda_0)
     log2_second = math.log2(144.0 * d * log * math.log(2.0))
     log2_second += 2.0 * math.log2(margin + lambda_0) - 4.0 * math.log2(lambda_0)
@@ -69,9 +70,9 @@ def initial_phases(problem: ProblemSpec, lambda_0: float, margin: float, beta: f
 
 
 def sharing_pays(problem: ProblemSpec, epsilon: float) -> bool:
-    """Return True if epsilon >= sqrt(d) ln^1.5(T) / M, the condition of Remark 4.6.
+    """Return True if sharing reduces regret by Remark 4.6: epsilon >= sqrt(d) ln^1.5(T) / M.
 
-    The constant that the remark hides is taken as 1.
+    The remark states the condition only up to a constant, which is taken as 1.
     """
     log_horizon = max(math.log(problem.horizon), 0.0)
     return epsilon >= math.sqrt(problem.dimension) * log_horizon**1.5 / problem.silos
@@ -104,17 +105,21 @@ class Estimation(NamedTuple):
 
 
 def _failure(setting: BoundSetting) -> float:
-    """Return the failure probability beta, which is below 1."""
+    """Return the failure probability beta of a setting. Raise InputError unless 0 < beta < 1."""
     return number("failure_probability", setting.value("failure_probability"), above=0, below=1)
 
 
 def _checked_margin(margin: float) -> float:
-    """Check the margin constant C_0, and return it."""
+    """Return the margin constant C_0. Raise InputError unless C_0 > 0."""
     return number("margin", margin, above=0)
 
 
 def _order_without_privacy(setting: BoundSetting, margin: float | None) -> float:
-    """Return the order of regret without privacy, C_0 d ln T, or sqrt(d T) without a margin."""
+    """Return the order of one silo's regret without privacy: C_0 d ln T, or sqrt(d T).
+
+    sqrt(d T) is for instances without the margin condition (``margin`` is None). The order is
+    multiplied by the ``constant`` of ``setting``.
+    """
     if margin is None:
         return setting.constant * math.sqrt(setting.dimension * setting.horizon)
     order = _checked_margin(margin) * setting.dimension * math.log(setting.horizon)
@@ -129,12 +134,13 @@ def theorem_3_3(setting: BoundSetting, diversity: float, margin: float) -> float
 
     The bound is max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln
     T/lambda_0^2, an order up to logarithms, for beta and delta below 1/e and epsilon >= sqrt(d)
-    ln^1.5(T)/M. (The theorem prints the root over all of d ln^1.5 T. Remark 4.6 is correct.)
+    ln^1.5(T)/M. (The theorem prints this condition with the root over all of d ln^1.5 T. Remark 4.6
+    prints it correctly.)
 
-    The proof does not give this bound. It uses epsilon/sqrt(P) as the epsilon_0 of one release, and
-    so misses a second factor ln(2/delta). It drops the regret of the initial rounds, which is
-    linear in M, so only the growth with T is proven. `theorem_c_6` has both terms. The min(M, .) in
-    Table 1 is for the variant of Remark 4.6.
+    The proof does not give this bound, for two reasons. It uses epsilon/sqrt(P) as the epsilon_0 of
+    one release, and so misses a second factor ln(2/delta). It also drops the regret of the initial
+    rounds, which is linear in M, so only the growth with T is proven. `theorem_c_6` has both terms.
+    The min(M, .) in the paper's Table 1 is for the variant of Remark 4.6.
     """
     t, m, d = setting.sizes
     epsilon = setting.value("epsilon")
@@ -154,16 +160,18 @@ def theorem_c_6(
     The bound is 8 C_0 c_2^2 (P - U) + 2 M n. Here n = min(2^(U+1) - 2, T) is the number of initial
     rounds, U = initial_phases in 1..200, and c_2 > 0 is the constant of `proposition_c_3`. The
     bound is proven if the models of all greedy phases satisfy the error bound of that proposition.
-    ``printed`` = True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. It counts
-    only phase U of the initial phases, and a regret of 1 per round, although 2 is possible.
+    ``printed`` = True computes the bound as in the paper's proof, 8 C_0 c_2^2 P + M 2^U. The
+    paper's proof counts only the last initial phase, and a regret of 1 per round, although 2 is
+    possible.
     """
     t, m, _ = setting.sizes
     first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
-    phase = 8.0 * _checked_margin(margin) * error * error
+    regret_per_phase = 8.0 * _checked_margin(margin) * error * error
     if boolean("printed", printed):
-        return phase * phases_of(t) + math.ldexp(m, first)
-    return phase * max(phases_of(t) - first, 0) + 2.0 * m * min(last_round(first), t)
+        return regret_per_phase * phases_of(t) + math.ldexp(m, first)
+    greedy_phases = max(phases_of(t) - first, 0)
+    return regret_per_phase * greedy_phases + 2.0 * m * min(last_round(first), t)
 
 
 # ---- Errors of estimates: Proposition C.3 --------------------------------------------------------
@@ -179,17 +187,17 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
 
     c_2 = c_1 (80 ln(16 d P/beta) sqrt(6 d ln(16 d M P/beta) ln(1/delta_0))/(sqrt(M) epsilon_0) + 1)
 
-    The proof of Claim C.5 has twice this value, and the proof of Theorem C.6 has two roots less.
+    (The proof of Claim C.5 has twice this value. The proof of Theorem C.6 lacks two of the roots.)
     The proposition needs M >= silos_needed, which is the larger of 32 C_0^2 c_2^2/(lambda_0^2 2^U)
     and
 
     8 sqrt(6 d ln(1/delta_0))/epsilon_0 ln(4 d^2 P 2^(P/2)/(10 beta c_1 sqrt(ln(16 d M P/beta)))).
 
-    c_2 and the logarithm depend on M, and are computed with ``silos``. d is not
-    padded. The proposition is unproven as printed, for three reasons. U is smaller than Lemma C.2
-    needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a factor 2 in its logarithm, for which a
-    sharper covariance would more than compensate. In phase U rewards and chosen features are not
-    independent.
+    c_2 and the logarithm depend on M, and are computed with M = ``silos``. d is the dimension
+    before it is padded to a power of two. The proposition is unproven as printed, for three
+    reasons. U is smaller than Lemma C.2 needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a
+    factor 2 in its logarithm, for which a sharper bound on the covariance would more than
+    compensate. In phase U, rewards and chosen features are not independent.
     """
     t, m, d = setting.sizes
     epsilon, delta = setting.value("epsilon"), setting.value("delta")
@@ -216,18 +224,20 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
 
 
 def theorem_4_2(setting: BoundSetting, margin: float, *, printed: bool = False) -> float:
-    """Return the lower bound of Theorem 4.2 on almost-memoryless algorithms with a trusted server.
+    """Return the lower bound of Theorem 4.2 on the regret of almost-memoryless algorithms.
 
-    `robin` is such an algorithm. The bound is max(1, 1/(M epsilon^2)) C_0 d ln T +
-    e^(-M epsilon) M T/C_0. The paper multiplies the last term by C_0 instead (``printed`` = True).
-    Its proof has the radius r of the instance as this factor. r is of the order of 1/C_0, and no
-    gap exceeds r.
+    They have a trusted server, and a silo uses its own data only in the first u rounds. `robin` is
+    such an algorithm. The bound is max(1, 1/(M epsilon^2)) C_0 d ln T + e^(-M epsilon) M T/C_0. The
+    paper prints C_0 instead of 1/C_0 in the last term (``printed`` = True). In the paper's proof
+    this factor is the radius r of the instance, which is of the order of 1/C_0, and no gap exceeds
+    r.
 
     The order of the first term is proven under two conditions. First, ln T must be of the order of
     ln(1 + (epsilon M)^2 T/(C_0^2 d)), which the proof has instead of ln T. (For epsilon near 0 the
-    term would exceed the largest possible regret.) Second, memory must end within T^c rounds with
-    c < 1. The sum over later rounds gives ln(T/u), and the definition allows any u = o(T). The
-    proof replaces e^epsilon - 1 by epsilon, which changes the bound by a factor of at most 1.45^2.
+    printed term would exceed the largest possible regret.) Second, u must be at most T^c with
+    c < 1, because the sum over later rounds gives ln(T/u). The paper's definition allows any
+    u = o(T). The proof replaces e^epsilon - 1 by epsilon, which changes the bound by a factor of at
+    most 1.45^2.
 
     The last term also needs delta to be smaller than e^(-M epsilon)/(4 M) by some factor. The proof
     needs delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
@@ -243,10 +253,11 @@ def theorem_4_2(setting: BoundSetting, margin: float, *, printed: bool = False) 
 def theorem_4_5(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Theorem 4.5 on any algorithm with a trusted server.
 
-    The bound is min(M, max(1, 1/(M epsilon^2))) C_0 d ln T. With ``margin`` = None, for instances
-    without the margin condition and T >= d^2, min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders
-    are proven, the constants are not given. The proof replaces e^epsilon - 1 by epsilon, which
-    changes the bound by a factor of at most 1.45^2.
+    The bound is min(M, max(1, 1/(M epsilon^2))) C_0 d ln T. ``margin`` = None is for instances
+    without the margin condition and T >= d^2: the bound is then
+    min(M, max(sqrt M, 1/epsilon)) sqrt(d T). The orders are proven, the constants are not given.
+    The proof replaces e^epsilon - 1 by epsilon, which changes the bound by a factor of at most
+    1.45^2.
     """
     m, epsilon = setting.silos, setting.value("epsilon")
     plain = _order_without_privacy(setting, margin)
@@ -261,9 +272,9 @@ def theorem_4_5(setting: BoundSetting, margin: float | None) -> float:
 def theorem_5_3(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Theorem 5.3, under non-interactive (epsilon, delta)-local privacy.
 
-    The bound is min(M, 1/epsilon) C_0 d ln T. With ``margin`` = None, for instances without the
-    margin condition, min(M, sqrt(M/epsilon)) sqrt(d T). The paper makes errors in constants and
-    roots when it evaluates the integral of the proof. The integral gives these orders.
+    The bound is min(M, 1/epsilon) C_0 d ln T. ``margin`` = None is for instances without the margin
+    condition: the bound is then min(M, sqrt(M/epsilon)) sqrt(d T). The integral in the paper's
+    proof gives these orders. The paper makes errors in constants and roots when it evaluates it.
     """
     m, epsilon = setting.silos, setting.value("epsilon")
     factor = math.sqrt(m / epsilon) if margin is None else 1.0 / epsilon
@@ -273,9 +284,9 @@ def theorem_5_3(setting: BoundSetting, margin: float | None) -> float:
 def corollary_5_5(setting: BoundSetting, margin: float | None) -> float:
     """Return the lower bound of Corollary 5.5, under pure epsilon-local privacy of each silo.
 
-    The bound is min(M, 1/epsilon^2) C_0 d ln T. With ``margin`` = None, for instances without the
-    margin condition, min(M, sqrt(M)/epsilon) sqrt(d T). The bound is `theorem_4_5` with
-    epsilon/sqrt(M).
+    The bound is min(M, 1/epsilon^2) C_0 d ln T. ``margin`` = None is for instances without the
+    margin condition: the bound is then min(M, sqrt(M)/epsilon) sqrt(d T). It is `theorem_4_5` with
+    epsilon/sqrt(M) instead of epsilon.
     """
     m, epsilon = setting.silos, setting.value("epsilon")
     factor = math.sqrt(m) / epsilon if margin is None else 1.0 / epsilon / epsilon
@@ -288,16 +299,17 @@ def corollary_5_5(setting: BoundSetting, margin: float | None) -> float:
 def proposition_d_1(setting: BoundSetting, *, printed: bool = False) -> float:
     """Return the lower bound of Proposition D.1 on memoryless algorithms without diversity.
 
-    Only one silo sees a coordinate of the features. Its regret, with gap 1, is at least
-    T (1 - delta)/(1 + e^epsilon). The factor of T is the smallest mean error of a test between two
-    histories of the silo, and randomised response attains it. The bound is proven for every budget.
-    If memory ends after u rounds, T - u replaces T.
+    In the instance, one coordinate of the features occurs at one silo only, and the gap between two
+    actions is 1. The regret of this silo is at least T (1 - delta)/(1 + e^epsilon). The factor of T
+    is the smallest mean error of a test between two histories of the silo, and randomised response
+    attains it. The bound is proven for every budget. If an algorithm uses its own data in the first
+    u rounds, T - u replaces T.
 
-    ``printed`` = True computes the paper's T (0.9 e^-epsilon - 10 delta), which misquotes
-    (0.9 e^(-10 epsilon) - 10 delta)/2. For small delta it exceeds the attainable regret if
-    epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the paper has
-    norm sqrt 2. With theta*/sqrt 2, and features of norm 1 instead of 1/2, the gap is sqrt 2, so
-    the bound still holds.
+    ``printed`` = True computes the paper's bound T (0.9 e^-epsilon - 10 delta), which misquotes
+    (0.9 e^(-10 epsilon) - 10 delta)/2. For small delta the printed bound exceeds the attainable
+    regret if epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the
+    paper has norm sqrt 2, which is not allowed here. With theta*/sqrt 2, and features of norm 1
+    instead of 1/2, the gap is sqrt 2, so the bound still holds.
     """
     t, delta = setting.horizon, setting.value("delta")
     decay = math.exp(-setting.value("epsilon"))
@@ -312,10 +324,11 @@ def proposition_d_1(setting: BoundSetting, *, printed: bool = False) -> float:
 def lower_bound_curves(
     config: Any, problem: ProblemSpec, rounds: np.ndarray
 ) -> dict[str, list[float]]:
-    """Compute the lower bounds at each of ``rounds``, with hidden constants taken as 1.
+    """Return lower bounds on regret at each of ``rounds``, as lists by name.
 
-    If the margin constant is known, these are Theorem 4.5 (with a trusted server) and Theorem 5.3
-    (without one). Proposition D.1 is for one silo in instances without diversity.
+    Constants that the paper does not give are taken as 1. If the margin constant is known, the
+    result has Theorem 4.5 (with a trusted server) and Theorem 5.3 (without one). It always has
+    Proposition D.1, which is for one silo in instances without diversity.
     """
     settings = [
         BoundSetting(

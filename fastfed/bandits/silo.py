@@ -1,7 +1,8 @@
 """Silos of federations with a server, in batches (`Silo`) and in phases (`Client`).
 
-A silo runs LinUCB on the data that it may see, and a randomizer on everything that it sends.
-Simulations and deployments use the same classes. Silos without a server are in `bandits.peer`.
+A silo runs LinUCB on the data that it may see. A randomizer adds the noise to everything that the
+silo sends. Simulations and deployments use the same classes. Silos without a server are in
+`bandits.peer`.
 """
 
 from __future__ import annotations
@@ -72,17 +73,17 @@ class Silo(Acting, Once):
     keys : mapping of int to bytes, optional
         Required with protocol "secure-sum": for each other silo, the key of the masks shared with
         it, see `fastfed.protocols.secure_sum.Masks`. Before the first report, exchange the
-        ``session`` of all silos and call ``meet``: sessions give a restarted silo fresh masks under
-        the same keys.
+        ``session`` of all silos and call ``meet``. A restarted silo has a new session, so it gets
+        fresh masks with the same keys.
 
     Attributes
     ----------
     round : int
-        Rounds completed.
+        Number of completed rounds.
     release : int
-        The last release received.
+        Number of the last release received, 0 before the first.
     clipped_features, clipped_rewards : int
-        Number of feature vectors and of rewards clipped so far.
+        Number of feature vectors and of rewards that have been clipped so far.
     indefinite : int
         Number of releases whose V needed a shift to be positive definite.
 
@@ -109,10 +110,12 @@ class Silo(Acting, Once):
         if plan.trigger is not None:
             clock_arguments = plan.dimension, plan.horizon, self.index, self._noise
             self.trigger = Clock(plan.trigger, *clock_arguments, fixed_point(plan))
-        # The round after which a report is due, once a trigger has fired.
+        # The round after which a report is due, once a trigger has fired. None before.
         self._asked: int | None = None
+        # The last round before the latest synchronisation.
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
+        # Features (d,) of the action of `select` whose reward has not been observed, else None.
         self._chosen: np.ndarray | None = None
         # Features of the actions of `select_many` whose rewards have not been observed.
         self._waiting: list[np.ndarray] = []
@@ -123,7 +126,10 @@ class Silo(Acting, Once):
 
     @property
     def theta(self) -> np.ndarray:
-        """theta_hat, shape (d,). In local rounds, the mean of the silo's posterior."""
+        """The estimate theta_hat of the next round, shape (d,).
+
+        In a local round it is the estimate of the silo's state for local rounds (`Memory.theta`).
+        """
         if self._own is not None and self.plays_own:
             return self._own.theta.copy()
         return self._estimate.theta.copy()
@@ -135,13 +141,13 @@ class Silo(Acting, Once):
 
     @property
     def plays_own(self) -> bool:
-        """True if the next round is a local round, of which nothing is sent.
+        """True if the next round is local: its data never leave the silo.
 
         If the plan uses secret coins, the coin of the round is tossed here, once. Do not show this
         value outside of the silo.
         """
         own, round = self.plan.own, self.round + 1
-        # Without the key `share` no round is local. With it, all rounds after `until` are.
+        # Without the key `share` no round is local. With it, all rounds after `until` are local.
         if own is None or round > own.until:
             return own is not None
         if not own.secret:
@@ -188,7 +194,7 @@ class Silo(Acting, Once):
 
     @property
     def _reports(self) -> int:
-        """Number of reports sent. For an agent that only acts, number of releases received."""
+        """Number of reports sent. An agent that only acts sends none: its number of releases."""
         return self.release if self.acts_only else self._randomizer.release
 
     @property
@@ -208,7 +214,8 @@ class Silo(Acting, Once):
         Parameters
         ----------
         round : int, optional
-            The default is the current round.
+            The round after which the report is due. The default is the earliest possible round: the
+            current round, but at least one round after the last synchronisation.
 
         Raises
         ------
@@ -226,8 +233,7 @@ class Silo(Acting, Once):
         """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
-        # From round `_asked` on, after which a trigger has requested a report, one more is
-        # required.
+        # One more release is required once round `_asked` is completed.
         return self.release + (self._asked is not None and self.round >= self._asked)
 
     @once
@@ -291,8 +297,8 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            As `select`. Also if n exceeds the number of rounds before the next report, or if the
-            plan's model may change within a batch.
+            For the reasons that `select` has, if n exceeds the number of rounds before the next
+            report, or if the plan's model may change within a batch.
         """
         plan = self.plan
         if not plan.lazy or self.acts_only or self.trigger is not None or self._own is not None:
@@ -306,7 +312,8 @@ class Silo(Acting, Once):
                 f"actions must be the actions (K, d) of each user, got {show(actions)}"
             )
         batch_end = plan.end(self.release + 1) if self.release < plan.releases else plan.horizon
-        # With no round remaining, let `select` refuse a single user: it says what is due.
+        # If no round remains before the next report, `select` refuses a single user, and its
+        # message says what is due.
         if len(actions) > max(batch_end - self.round, 1):
             raise InputError(
                 f"select_many can choose for {batch_end - self.round} users before the next "
@@ -353,7 +360,8 @@ class Silo(Acting, Once):
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
         """Return the index and the features (d,) of the action of the next round.
 
-        In a local round, of which nothing is sent, the state of local rounds chooses it.
+        In a local round the state of local rounds (`Memory`) chooses it, in a shared round the
+        estimate from released sums.
         """
         if self._own is not None and self.plays_own:
             radii = self._radius(), self._second_bonus
@@ -401,7 +409,10 @@ class Silo(Acting, Once):
 
     @once
     def served(self) -> None:
-        """End a round of a plan whose users send their messages themselves."""
+        """End a round of a plan whose users send their messages themselves.
+
+        Call it instead of ``observe`` after the user has received the chosen action.
+        """
         if not self.acts_only:
             raise InputError("served is for plans whose users send messages; use observe")
         if self._chosen is None:
@@ -412,9 +423,9 @@ class Silo(Acting, Once):
     def _learn(self, x: np.ndarray, y: float) -> None:
         """Learn the features x (d,) and the reward y of a round.
 
-        In a local round they enter only the state of local rounds, which never leaves the silo. In
-        a shared round they enter that state, the trigger and the randomizer, and without lazy
-        updates the silo's estimate.
+        In a local round, x and y enter only the state of local rounds, which never leaves the silo.
+        In a shared round they enter the state of local rounds, the trigger and the randomizer.
+        Without lazy updates they also enter the silo's estimate.
         """
         if self.plan.policy == "random":
             return
@@ -424,7 +435,7 @@ class Silo(Acting, Once):
             if self.plays_own:
                 self._own = local
                 return
-        # The trigger's noise source may fail, so it comes before anything has changed.
+        # The trigger's noise source may raise an error, so it is called before anything changes.
         fired = False
         if self.trigger is not None and self._asked is None:
             fired = self.trigger.observe(x, self.round + 1)
@@ -437,12 +448,12 @@ class Silo(Acting, Once):
 
     @once
     def report(self) -> Report | Bits | Encoded:
-        """Return the randomized sums of the batch since the last report, and start a new batch.
+        """Return the message about the batch since the last report, and start a new batch.
 
         Returns
         -------
         Report, Bits or Encoded
-            The message to the server.
+            The batch's sums after the randomizer: with noise, as noisy bits, or masked.
 
         Raises
         ------
@@ -465,7 +476,7 @@ class Silo(Acting, Once):
 
     @once
     def receive(self, broadcast: Broadcast) -> None:
-        """Replace the silo's statistics by the synchronised statistics.
+        """Use the server's synchronised sums, and the estimate from them, from the next round on.
 
         Parameters
         ----------
@@ -514,7 +525,8 @@ class Client(Silo):
 
     In each round call ``select(actions)``, take the chosen action, and call ``observe(reward)``.
     When ``due`` is true, send ``estimate()`` to the server (``Averager``) and pass the server's
-    model to ``adopt``. A client draws no noise: the server is trusted, other clients are not.
+    model to ``adopt``. A client draws no noise. The server is trusted and adds the noise; other
+    clients are not trusted.
 
     Parameters
     ----------
@@ -551,7 +563,10 @@ class Client(Silo):
         return max(0, min(ended_phases - self.phases.initial + 1, len(self.phases.releasing)))
 
     def select(self, actions: object) -> int:
-        """Choose an action for the next user, as `Silo.select`. ``actions`` has shape (K, d)."""
+        """Return the index of the action for the next user. ``actions`` has shape (K, d).
+
+        See `Silo.select`.
+        """
         if self.due or self.reported:
             raise InputError(
                 f"silo {self.index} must send its estimate and adopt the model of phase "
@@ -576,7 +591,7 @@ class Client(Silo):
     def estimate(self) -> LocalEstimate:
         """Return the least-squares estimate of all rounds since the last estimate.
 
-        The sums of these rounds are then reset. The first estimate covers all initial phases.
+        The sums of these rounds are then set to 0. The first estimate covers all initial phases.
 
         Raises
         ------
@@ -632,9 +647,9 @@ class Client(Silo):
 
 
 def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
-    """Return a tuple for each greedy phase: (number of the phase before it, first and last round).
+    """Return a tuple for each greedy phase: (number of the previous phase, first and last round).
 
-    In a greedy phase clients use the average of their estimates of the phase before it.
+    In a greedy phase clients use the average of all clients' estimates of the previous phase.
     """
     return [
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))

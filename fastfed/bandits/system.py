@@ -1,4 +1,7 @@
-"""Linear systems: `System`, its registry entry `Algorithm`, and the keys `Config` of a curve."""
+"""Linear bandit systems: `System`, its registry entry `Algorithm`, and `Config`.
+
+A `Config` holds the keys of one curve, which is one system in an experiment.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,22 @@ from fastfed.protocols.plan import Clip
 from fastfed.protocols.schedule import Schedule
 from fastfed.protocols.score import SCORES, UCB
 
-#: ``batch_size`` = "growing": default rounds of the first batch, default growth factor of batches.
+#: The value of ``batch_size`` with which batches grow, and the defaults for growing batches: the
+#: first batch has 3 rounds, and each batch is 1.2 times as long as the previous batch.
 GROWING, BATCH_FIRST, BATCH_RATIO = "growing", 3, 1.2
-#: Default m' of the sieve. A smaller m' loses where contexts are not diverse (docs/radius.md).
+#: Default m' of the sieve, the factor on the bonus. With a smaller m', regret is larger where
+#: contexts are not diverse (docs/radius.md).
 SIEVE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class System(_system.System):
-    """A linear system, whose plan is for a server, for peers or for phases.
+    """A linear bandit system, whose plan is for a server, for peers or for phases.
 
     Parameters
     ----------
     algorithm, plan, certificate, bounds_at
-        As in `fastfed._system.System`.
+        See `fastfed._system.System`.
     theory : Theory
         Regularizer and confidence radius, and the conditions of their proof.
     """
@@ -65,20 +70,21 @@ class Algorithm(_system.Algorithm):
     """
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
-        """Build the system of a checked config.
+        """Build the system of a checked config, and mark its regret bound as unproven if it is.
 
         Parameters
         ----------
         config : msgspec.Struct
             The checked keys, as returned by `check`.
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
         Returns
         -------
         System
-            If a score other than "ucb" chooses actions without a sieve, its theory has a failing
-            condition: that actions are chosen by upper confidence bounds.
+            The system that ``build`` returns. If a score other than "ucb" chooses actions without a
+            sieve, the theory gets a failing condition: that actions are chosen by upper confidence
+            bounds.
 
         Raises
         ------
@@ -98,21 +104,25 @@ class Algorithm(_system.Algorithm):
                 # The default sieve is for the score "ucb". Another score gets the bonuses in full.
                 plan = replace(system.plan, ranking=1.0, sieve_growth=0.0, widths=())
                 system = replace(system, plan=plan)
-        # Whatever score chooses among actions that pass a sieve, the regret bound holds.
+        # With a sieve the regret bound holds for any score that chooses among the passing actions.
         sieved = getattr(system.plan, "sieve_growth", 0.0) > 0.0
         return system if score == UCB or sieved else with_unproven_score(system, score, problem)
 
     def settled(self, config: Any, problem: ProblemSpec) -> Any:
-        """Return the config with all defaults that depend on the problem's sizes filled in."""
+        """Return the config with the defaults that depend on the problem's sizes filled in.
+
+        Raise InputError for keys that arms without contexts do not allow.
+        """
         if getattr(problem, "arms", False):
             check_arms(self.id, config)
         return config.settled(problem) if isinstance(config, Config) else config
 
 
 def with_unproven_score(system: System, score: str, problem: ProblemSpec) -> System:
-    """Return the system with a failing condition in its theory: its score is no confidence bound.
+    """Return the system with its regret bound marked as unproven, because of its score function.
 
-    ``score`` is the name of the score function. The caveats in plan and certificate follow.
+    Its theory gets a condition that fails, and plan and certificate get the caveat. ``score`` is
+    the name of the score function, which is no upper confidence bound.
     """
     text = f'the chosen action has the largest upper confidence bound (here: score "{score}")'
     theory = replace(system.theory, conditions=(*system.theory.conditions, Condition(text, False)))
@@ -123,7 +133,7 @@ def with_unproven_score(system: System, score: str, problem: ProblemSpec) -> Sys
 
 
 def with_caveats(plan: Any, old_caveats: tuple[str, ...], new_caveats: tuple[str, ...]) -> Any:
-    """Return the plan with the caveats ``old_caveats`` of its claim replaced by ``new_caveats``."""
+    """Return the plan with ``old_caveats`` in its privacy claim replaced by ``new_caveats``."""
 
     def with_new_caveats(claim: Claim) -> Claim:
         """Return the claim with ``old_caveats`` removed and ``new_caveats`` appended."""
@@ -134,16 +144,16 @@ def with_caveats(plan: Any, old_caveats: tuple[str, ...], new_caveats: tuple[str
 
 
 def check_required(what: str, config: Config, *needs: tuple[str, object, str]) -> None:
-    """Raise InputError unless keys have the values that a feature needs.
+    """Raise InputError unless the keys of a curve have the values that one of its keys needs.
 
     Parameters
     ----------
     what : str
-        The feature, such as "delay".
+        The key that needs them, such as "delay", for the message.
     config : Config
-        The curve's keys.
+        Keys of the curve, which is one system in an experiment.
     *needs : (str, object, str)
-        Key, value that it must have (None: the key must be missing), and why.
+        A needed key, the value that it must have (None: the key must be missing), and the reason.
     """
     for key, required, reason in needs:
         if (value := getattr(config, key)) != required:
@@ -167,7 +177,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     release_rounds : tuple of int, optional
         The rounds after which silos synchronise. They replace ``batch_size``.
     lazy : bool, default True
-        True if the policy changes at synchronisations only.
+        True if the policy changes at synchronisations only. If false, each silo also learns from
+        its current batch at once.
     radius : str, default "direct"
         The rule for the confidence radius, one of ``radii``.
     radius_multiplier : float, default 1
@@ -182,24 +193,25 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     score : str, default "ucb"
         The score that the chosen action maximises.
     reward_centre : float, optional
-        r0: statistics are computed from the reward minus r0, which needs less noise
-        (docs/centred.md). The environment must have an ``intercept``, a constant last feature.
+        r0: sums are computed from the reward minus r0, which needs less noise (docs/centred.md).
+        The environment must have an ``intercept``, a constant last feature.
     base_rates : (float, float), optional
-        Declared interval of the mean reward where all features but the intercept are 0. Without it
-        no interval is assumed.
+        An interval that is declared to contain the mean reward of an action whose features are all
+        0 except the intercept. By default no interval is assumed.
     sieve : float, optional
         m' in [0, 1]. A sieve passes all actions that may be chosen without changing the proven
         regret bound (docs/radius.md). Of these, the action with the largest <x, theta_hat> + m'
-        bonus is chosen. With 1 the action with the largest upper confidence bound is chosen. The
-        default is 0.3, and 1 where no sieve is proven or where ``bonus`` or ``tie_bonus`` is given.
-        With a ``score`` of another package, that score chooses among the actions that pass, and its
-        bonuses are multiplied by m'; the default is then 1, without a sieve.
+        bonus is chosen. With m' = 1 there is no sieve, and the action with the largest upper
+        confidence bound is chosen. The default is 0.3. It is 1 where no sieve is proven, and where
+        ``bonus`` or ``tie_bonus`` is given. A ``score`` of another package chooses among the
+        actions that pass, and its bonuses are multiplied by m'. With such a score the default is 1.
     bonus : float, default 1
-        m in [0, 1]: as ``sieve``, but more actions pass, and the regret bound is 1 + ``ledger``
-        times as large.
+        m in [0, 1], used like m' of ``sieve``. More actions pass than with ``sieve``, and the
+        regret bound is 1 + ``ledger`` times as large.
     tie_bonus : float, default 1
-        m' in [0, 1]: as ``sieve``, but only actions pass whose upper confidence bounds reach the
-        largest possible mean reward. If no action does, the one with the largest bound is chosen.
+        m' in [0, 1], used like m' of ``sieve``. Only the actions pass whose upper confidence bounds
+        reach the largest possible mean reward. If there are none, the action with the largest bound
+        is chosen.
     ledger : float, default 1
         kappa > 0: the regret that a ``bonus`` below 1 may add, as a multiple of the regret bound.
 
@@ -246,12 +258,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             number("regularizer", self.regularizer, above=0.0)
 
     def settled(self, problem: ProblemSpec) -> Self:
-        """Return the config with all defaults that depend on the problem filled in.
+        """Return the config with the defaults of the sieve keys filled in.
+
+        They depend on the problem. Subclasses also fill in other keys, such as ``release``.
 
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         """
         sieve = self.sieve
         if sieve is None:
@@ -265,20 +279,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def clips(self) -> bool:
-        """True if rewards are clipped to a known range."""
+        """True if features and rewards are clipped to known bounds."""
         return self.bounds(published=False) is not None
 
     @property
     def sieve_proven(self) -> bool:
-        """True if a sieve leaves the regret bound as it is, for these keys and linear rewards."""
+        """True if with these keys a sieve provably does not change the regret bound.
+
+        The proof assumes linear rewards.
+        """
         return self.radius == "direct" and (self.lazy or self.alone)
 
     @property
     def ranking(self) -> tuple[float, float]:
-        """The pair (m', factor) by which actions are ranked after a sieve.
+        """The tuple (m', factor) that says how actions are chosen after a sieve.
 
-        m' multiplies the bonus in the ranking, and the factor multiplies the slack of the sieve. A
-        factor of 0 means that the slack is 1, see `fastfed.protocols.plan.Plan`.
+        m' multiplies the bonus in the ranking of the actions that pass. The factor multiplies the
+        slack of the sieve, and with a larger slack more actions pass. A factor of 0 stands for a
+        slack of 1: there is no sieve, or only ``tie_bonus`` (`fastfed.protocols.plan.Plan`).
         """
         if self.bonus not in (None, 1.0):
             return self.bonus, 1.0 + self.ledger
@@ -288,15 +306,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def regularizer_rule(self) -> str | float:
-        """The rule for lambda, or lambda itself: ``regularizer`` or its default."""
+        """The name of the rule that chooses lambda, or the number lambda.
+
+        This is the key ``regularizer``, or its default if the key is not set.
+        """
         if self.regularizer is not None:
             return self.regularizer
         return "published-code" if self.radius == "published-code" else "from-noise"
 
     def with_batches(self, first: int, ratio: float) -> Self:
-        """Return the config with this first batch and growth ratio as defaults.
+        """Return the config with new defaults of ``batch_first`` and ``batch_ratio``.
 
-        They are not used if one of the keys ``batch_first`` and ``batch_ratio`` is given.
+        If the curve sets one of these keys, the config is returned unchanged.
         """
         if self.batch_first is not None or self.batch_ratio is not None:
             return self
@@ -346,12 +367,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
         """Return the largest possible mean reward minus ``reward_centre``.
 
-        Upper confidence bounds that reach this limit tie.
+        An upper confidence bound above this limit means no more than the limit, so actions whose
+        bounds reach it tie.
 
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         clip : Clip or None
             Clipping bounds of records, used if the problem does not declare a range of rewards.
 
@@ -380,14 +402,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         Parameters
         ----------
         problem : ProblemSpec
-            Sizes, and guarantees about the data.
+            Sizes (silos M, rounds T, dimension d), and guarantees about the data.
         clip : Clip, optional
-            Returned if the curve has no ``reward_centre``.
+            The clipping bounds to use if the curve has no ``reward_centre``.
 
         Returns
         -------
         Clip or None
-            With a ``reward_centre``, bounds that contain it and the problem's constant feature.
+            With a ``reward_centre``, a `Clip` that contains it and the problem's constant feature.
+            Otherwise ``clip``.
 
         Raises
         ------
@@ -413,7 +436,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if problem.intercept is None or (self.reward_centre is None and problem.intercept == 1.0):
             return None
         if self.reward_centre is None:
-            # Rewards are not centred, so theta0 = 0, and theta* may be longer than 1.
+            # Rewards are not centred, so theta0 = 0. The norm of theta* may exceed 1.
             return CentredNorm(math.sqrt(2.0 * problem.intercept), 2.0 * problem.intercept)
         return centred_norm(problem.intercept, self.reward_centre, self.base_rates)
 
@@ -436,7 +459,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def grows(self) -> bool:
-        """True if batches grow. This is the default."""
+        """True if each batch is longer than the previous batch, which is the default."""
         return self.batch_size == GROWING or (
             self.batch_size is None and self.release_rounds is None
         )
@@ -487,7 +510,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Schedule(horizon, b)
 
     def rounds_per_batch(self, problem: ProblemSpec) -> int:
-        """Return B, for algorithms (of other packages) that need equal batches.
+        """Return B, the rounds of a batch, for algorithms that need batches of equal length.
+
+        Algorithms of other packages may call it.
 
         Parameters
         ----------
@@ -518,9 +543,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return Clip() if clips else None
 
 
-#: What is private: a user's contexts and rewards, or rewards only.
+#: Values of ``protects``: a user's contexts and rewards are private, or only the rewards.
 PROTECTS = ("user", "reward")
-#: A simulation draws Gaussian noise for each silo's release, or once for the sum over silos.
+#: Values of ``noise_draws``: a simulation draws Gaussian noise for each silo, or for their sum.
 NOISE_DRAWS = ("silo", "sum")
 
 #: Value of ``returning`` if a user may take part in every batch.
@@ -539,6 +564,9 @@ def check_returning(returning: int | str) -> None:
 
 
 def batches_of_user(returning: int | str, batches: int) -> int:
-    """Return how many of ``batches`` batches one user may take part in, at most once in each."""
+    """Return the largest number of batches in which one user takes part, out of ``batches``.
+
+    ``returning`` is the key of the curve: a number of batches, or "every-batch".
+    """
     batch_count = max(batches, 1)
     return batch_count if isinstance(returning, str) else min(returning, batch_count)

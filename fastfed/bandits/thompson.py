@@ -2,8 +2,8 @@
 
 ``thompson`` (Thompson 1933; Agrawal and Goyal 2012, Algorithm 1) draws a mean for each arm from its
 posterior, a beta distribution with a uniform prior, and chooses the arm with the largest draw. It
-is not private. Its silos synchronise in batches. By default, each silo also learns from its users
-at once.
+is not private. Silos synchronise in batches. By default, each silo also updates its posterior after
+every user, before the next synchronisation.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class ThompsonConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # These three keys are set while keys are completed, so their completed values are allowed.
-        completed = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
+        # `Config` fills in defaults of these three keys, so these defaults are allowed as well.
+        filled_keys = Config(sieve=1.0, bonus=1.0, tie_bonus=1.0)
         for key in Config.__struct_fields__:
-            allowed = getattr(Config(), key), getattr(completed, key)
+            allowed = getattr(Config(), key), getattr(filled_keys, key)
             if key not in BATCHES and getattr(self, key) not in allowed:
                 raise InputError(f"{key} has no meaning for thompson: it has no confidence bound")
 
@@ -49,7 +49,7 @@ class ThompsonConfig(Config, frozen=True, kw_only=True):
 
 
 def build_thompson(config: ThompsonConfig, problem: ProblemSpec) -> System:
-    """Return the system of one thompson curve: its plan and certificate."""
+    """Build the system of one thompson curve of an experiment: its plan and certificate."""
     if not problem.arms:
         raise InputError(
             "thompson needs arms without contexts, whose rewards are 0 or 1 (environment "

@@ -1,11 +1,11 @@
 """The privacy cost of a release, as a ledger records it: a squared GDP parameter.
 
-A release costs (mu^2, failure): it is mu-GDP except with probability ``failure``. `charge_of`
-returns what one release adds to the cost of the earlier releases.
+The cost of a release is a pair (mu^2, failure): the release is mu-GDP except with probability
+``failure``. `charge_of` returns what one release adds to the cost of the earlier releases.
 
-- Gaussian noise costs its GDP parameter.
+- Gaussian noise costs its squared GDP parameter.
 - For noise bits, `accounts_of_changes` lists all changes that one record can make, on time or late.
-  `fastfed.privacy.accounting.binomial` computes their cost.
+  `fastfed.privacy.accounting.binomial` computes the cost of these changes.
 - Private means and experts' scores are bounded by a Gaussian mechanism whose neighbouring inputs
   are at least as easy to distinguish ("to test"). The proof for private means follows.
 
@@ -15,13 +15,13 @@ range, one half for its noise. Let n be the number of coordinates of all means s
 1. Each Laplace noise is (e, 0)-DP, so all n together are no easier to test than n randomised
    responses (Kairouz, Oh & Viswanath 2015). The trade-off function of the responses is linear
    between n + 2 vertices. A Gaussian trade-off function is convex. So if it is below the responses'
-   function at the vertices, it is below this function everywhere. Some vertices are below every
-   Gaussian trade-off function; they are removed by an event of probability ``failure``.
+   function at the vertices, it is below the responses' function everywhere. Some vertices are below
+   every Gaussian trade-off function; an event of probability ``failure`` removes these vertices.
 2. Each range is chosen by an exponential mechanism whose log-probabilities vary by at most e. For
-   two neighbouring inputs it is no easier to test than a coin of probabilities p and q with
-   logit p - logit q = e. The coin is mu-GDP with mu = Phi^-1(p) - Phi^-1(q). This mu is largest for
-   p = 1 - q, because logit(Phi(z)) is convex for z >= 0: its slope phi / (Phi (1 - Phi)) grows, as
-   the hazard h of a normal has h(z) - h(-z) >= z.
+   two neighbouring inputs this mechanism is no easier to test than a coin of probabilities p and q
+   with logit p - logit q = e. The coin is mu-GDP with mu = Phi^-1(p) - Phi^-1(q). This mu is
+   largest for p = 1 - q, because logit(Phi(z)) is convex for z >= 0: its slope
+   phi / (Phi (1 - Phi)) grows, because the hazard rate h of a normal has h(z) - h(-z) >= z.
 3. The squared parameters of all coins and noises add up (composition), even if later means are
    chosen adaptively.
 """
@@ -78,12 +78,13 @@ def _squares(event: GaussianSums) -> list[float]:
     """Return the squared sensitivity of releases 1..k to one record, for k = 1..K.
 
     For "flat", trees and "toeplitz", the first k releases are the releases of a plan with K = k.
-    For "buffered" and "factorised", they are the first k rows of the encoder of all K releases.
+    For "buffered" and "factorised", the first k releases are the first k rows of the encoder of all
+    K releases.
     """
     squares: Any
     if event.release == "buffered":
         column = buffered_column(event.releases)
-        # The factor covers rounding errors.
+        # The last factor covers rounding errors.
         squares = np.cumsum(column * column) * (1.0 + 2.0**-40)
     elif event.factor is not None:
         # For each k: the largest squared norm of a column of the encoder's first k rows.
@@ -112,11 +113,11 @@ def _cost_of_secure_sum(event: SecureSum) -> tuple[float, float]:
 
 
 def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: bytes = b"") -> Charge:
-    """Compute the charge of one release: what it adds to the cost of the earlier releases.
+    """Return the charge of one release: what the release adds to the cost of earlier releases.
 
-    It is the cost for the user with the weakest protection. If silos have different noise, this is
-    a user of the silo with the least noise. For a plan in phases, it is the cost for all data of a
-    silo, which bounds the cost for each user.
+    The charge is the cost for the user with the weakest protection. If silos have different noise,
+    this is a user of the silo with the least noise. For a plan in phases, the charge is the cost
+    for all data of a silo, which bounds the cost for each user.
 
     Parameters
     ----------
@@ -126,8 +127,8 @@ def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: byte
         SHA-256 of the plan file.
     dataset : str
     release : int
-        From 1. Release -k charges the whole plan a second time, after records of release k were
-        lost.
+        Number of the release, from 1. Number -k charges the whole plan a second time, after records
+        of release k were lost.
     report : bytes
         SHA-256 of the silo's report.
     """
@@ -136,7 +137,7 @@ def charge_of(plan: Any, digest: bytes, dataset: str, release: int, report: byte
     event: Any = events[0]
     if isinstance(event, Scores | UserBits):
         # A loss enters only one phase. The first release is charged for the phase with the highest
-        # cost, or for all bits of one user, and the other releases cost nothing.
+        # cost, or for all bits of one user. The other releases cost nothing.
         if release > 1:
             return Charge(dataset, digest, release, 0.0, 0.0, report)
         totals_of = totals_of_user_bits if isinstance(event, UserBits) else totals_of_scores
@@ -206,21 +207,21 @@ def charged_means(plan: PhasePlan) -> tuple[float, float] | None:
 
 
 def epsilon_of_means(event: WinsorizedMeans) -> float:
-    """Compute the epsilon that a ledger counts for all private means, at the budget's delta."""
+    """Return the epsilon that a ledger counts for all private means, at the budget's delta."""
     square, failure = totals_of_means(event)[-1]
     delta = event.means[0].budget.delta
     return _epsilon_after_failure(square, delta, failure / delta)
 
 
 def _epsilon_after_failure(square: float, delta: float, share: float) -> float:
-    """Compute the epsilon of mu^2 = ``square`` at delta; ``share`` of delta covers the failure."""
+    """Return the epsilon of mu^2 = ``square`` at delta; ``share`` of delta covers the failure."""
     if not math.isfinite(square):
         return math.inf
     return gaussian_epsilon(math.sqrt(square * _ROUND_UP), delta * (1.0 - share * _ROUND_UP))
 
 
 def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float:
-    """Compute mu^2 of private means with this number of coordinates in all.
+    """Return mu^2 of private means that have ``coordinates`` coordinates in total.
 
     Each coordinate has one choice of a range and one Laplace noise, each with ``half_epsilon``. The
     result holds except with probability ``failure``.
@@ -230,18 +231,18 @@ def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float
 
 
 def mu_of_exponential(epsilon: float) -> float:
-    """Compute mu of one exponential mechanism that is (epsilon, 0)-DP."""
+    """Return mu of one exponential mechanism that is (epsilon, 0)-DP."""
     return -2.0 * _NORMAL.inv_cdf(1.0 / (1.0 + math.exp(epsilon / 2.0)))
 
 
 def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
-    """Compute mu of the composition of ``count`` randomised responses that are (epsilon, 0)-DP.
+    """Return mu of the composition of ``count`` randomised responses that are (epsilon, 0)-DP.
 
-    It holds except with probability ``failure``. The trade-off function has vertices
-    (alpha, 1 - gamma); by symmetry, those with alpha <= 1 - gamma are enough.
+    The composition is mu-GDP except with probability ``failure``. Its trade-off function has
+    vertices (alpha, 1 - gamma); by symmetry, the vertices with alpha <= 1 - gamma are enough.
     """
     # Compute the least mu whose Gaussian trade-off function is below all vertices, after the
-    # failure probability is removed from them.
+    # failure probability is removed from the vertices.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _ROUNDING_SHARE:
@@ -258,8 +259,8 @@ def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
 def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
     """Return the vertices (alpha, gamma) of tests between two inputs of randomised responses.
 
-    Test j, for j = 0..count, rejects if at most j responses are true. alpha and gamma are its
-    probabilities of rejection under the two inputs: lower tails of binomial distributions.
+    Test j, for j = 0..count, rejects if at most j responses are true. alpha and gamma are the
+    test's probabilities of rejection under the two inputs: lower tails of binomial distributions.
     """
     log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     alpha, gamma, vertices = 0.0, 0.0, []
@@ -318,16 +319,16 @@ def requested_and_charged(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[floa
 
 
 def epsilon_of_scores(event: Scores) -> float:
-    """Compute the epsilon that a ledger counts for a plan with experts, at the budget's delta.
+    """Return the epsilon that a ledger counts for a plan with experts, at the budget's delta.
 
-    It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
+    This is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
     """
     gdp_epsilon = _epsilon_of_cost(totals_of_scores(event), budget_of(event).delta)
     return min(gdp_epsilon, event.exact(0.0) * _ROUND_UP)
 
 
 def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
-    """Compute the epsilon of a cost (mu^2, failure) at delta."""
+    """Return the epsilon of a cost (mu^2, failure) at delta."""
     squared, failure = pair
     if not math.isfinite(squared):
         return math.inf
@@ -335,9 +336,9 @@ def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
 
 
 def mu2_of_scores(event: Scores, failure: float) -> float:
-    """Compute mu^2 of a plan with experts, for the loss with the weakest protection.
+    """Return mu^2 of a plan with experts, for the loss with the weakest protection.
 
-    It holds except with probability ``failure``.
+    The plan is mu-GDP for this loss except with probability ``failure``.
     """
     if isinstance(event, SparseSwitching):
         comparisons = mu_of_responses(1, event.comparisons.epsilon, failure) ** 2
@@ -369,9 +370,9 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
     -----
     Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
     trade-off function is linear between (0, 1), (q, q) and (1, 0). The Gaussian trade-off function
-    is convex and meets it at these points, so it is nowhere above it. For several bits of one user,
-    the result is the best of two kinds of bounds: the sum of the squared parameters, and
-    `mu_of_responses` with different failure probabilities.
+    is convex and equals the bit's function at these points, so it is nowhere above the bit's
+    function. For several bits of one user, the result is the best of two kinds of bounds: the sum
+    of the squared parameters, and `mu_of_responses` with different failure probabilities.
     """
     # The logits of 1 - q and q differ by twice the bit's epsilon.
     epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
@@ -388,9 +389,9 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
 
 
 def epsilon_of_user_bits(event: UserBits) -> float:
-    """Compute the epsilon that a ledger counts for all bits of one user, at the budget's delta.
+    """Return the epsilon that a ledger counts for all bits of one user, at the budget's delta.
 
-    It is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
+    This is the smaller of two values: the epsilon of the GDP bound, and the epsilon of pure DP.
     """
     pure, delta = event.exact(0.0), event.budget.delta
     return min(pure, _epsilon_of_cost(totals_of_user_bits(event), delta)) if delta else pure
@@ -403,15 +404,16 @@ Counted = BinomialTree | VectorBatches | UnequalBatches
 
 
 def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccount]:
-    """List the accounts of all changes that one record can make to the sums.
+    """Return the accounts of all changes that one record can make to the sums.
 
-    The record is replaced in its leaf or, if ``with_late``, moved to another leaf. In a
-    tree, a moved record leaves one node and enters another on each level below a level ``split``.
-    From this level on, it stays in the same node. Without a tree it leaves one batch and enters
-    another, which costs at most twice the more expensive of the two changes.
+    The record is replaced in its leaf or, if ``with_late``, moved to another leaf. In a tree, a
+    moved record leaves one node and enters another node on each level below a level ``split``. From
+    level ``split`` on, the record stays in the same node. Without a tree, a moved record leaves one
+    batch and enters another batch, which costs at most twice the more expensive of the two changes.
 
     So a moved record changes two nodes of a level, or two batches: ``squares`` = ``count`` = 2 in
-    `Node`. It is added to one and removed from the other, hence the sensitivity of "zero-out".
+    `Node`. The record is added to one and removed from the other, so the sensitivity is that of the
+    relation "zero-out".
     """
     if isinstance(event, BinomialTree):
         replace, zero = (
@@ -460,7 +462,7 @@ def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float
 
 @lru_cache(maxsize=64)
 def late_epsilon(event: Counted) -> float:
-    """Compute the epsilon for a record that may be late, at the budget's delta."""
+    """Return the epsilon for a record that may be late, at the budget's delta."""
     return least_epsilon(accounts_of_changes(event, True), event.budget.delta)[0]
 
 

@@ -1,9 +1,9 @@
 """Encode and decode the numbers of a plan, which a plan file stores by name.
 
-A plan file holds choices, from which every party derives the plan. Two linear algebra libraries may
-round differently, so the file also stores the plan's numbers (noise, regularizers, radii ...) as
-the compiling party computed them. Each party compares the stored numbers with the numbers that it
-derives, and then uses the stored ones. Text is never stored.
+A plan file contains choices, from which every party derives the plan. Two linear algebra libraries
+may round differently, so the file also stores the plan's numbers (noise, regularizers, radii ...)
+as the party that compiled the plan computed them. Each party compares the stored numbers with the
+numbers that it derives, and then uses the stored numbers. Texts of the plan are not stored.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fastfed._validate import InputError, frozen, show
 from fastfed.privacy.releases.prefix_sums import Factor
 
 #: Largest allowed difference between a stored and a derived number, relative to the number or, in
-#: an array, to the largest entry. It is 2^32 units in the last place, because the optimal factor is
-#: rounded to a grid of 2^-24, and two libraries may round to neighbouring grid points.
+#: an array, to the largest entry. The value is 2^32 units in the last place, because the optimal
+#: factor is rounded to a grid of 2^-24, and two libraries may round to neighbouring grid points.
 MAX_RELATIVE_DIFFERENCE = 2.0**-20
 #: Fields that are copied from the choices, so that stored and derived numbers must be equal.
 COPIED_FIELDS = frozenset({"clip", "budget", "clocks"})
 #: Fields whose integers are rounded real numbers -> a difference that is always allowed.
 ROUNDED_FIELDS = {"factor": 1, "trials": 2}
-#: Numbers that only plan files of earlier versions have, and numbers that these files lack. They
-#: affect which action is chosen, but nothing that leaves a silo.
+#: Numbers that only plan files of earlier versions have, and numbers that these files lack. These
+#: numbers affect which action is chosen, but nothing that leaves a silo.
 RETIRED_NUMBERS = frozenset({"bonus", "tie_bonus", "allowance"})
 ADDED_NUMBERS = frozenset({"ranking", "sieve_growth", "widths", "own.sieve_width"})
 #: Numbers that plan files of earlier versions lack -> the value that they had in these versions.
@@ -41,7 +41,7 @@ Change = Callable[[str, Any], Any]
 
 
 def numbers_of(plan: Any) -> dict[str, Any]:
-    """Collect the numbers of a plan by name, as plain data.
+    """Return the numbers of a plan by name, as plain data.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def numbers_of(plan: Any) -> dict[str, Any]:
     -------
     dict
         Names such as ``noise_std.bias``. Arrays are bytes (float64, little endian), tuples of
-        numbers are lists, integers of more than 64 bits are text.
+        numbers are lists, and integers of more than 64 bits are text.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def numbers_of(plan: Any) -> dict[str, Any]:
 
 
 def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
-    """Replace the numbers of a derived plan by the stored ones.
+    """Return a derived plan with its numbers replaced by the stored numbers.
 
     Parameters
     ----------
@@ -86,11 +86,11 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
     Raises
     ------
     InputError
-        If a number is missing or unknown, or differs from the derived one by more than
-        `MAX_RELATIVE_DIFFERENCE`.
+        If a stored number is missing or unknown, or differs from the derived number by more than
+        `MAX_RELATIVE_DIFFERENCE` allows.
     """
     unused = dict(stored)
-    # Of the plan files of linear bandits, only those of earlier versions lack this number.
+    # Among plan files of linear bandits, only those of earlier versions lack this number.
     from_earlier = "ranking" not in stored
     if from_earlier:
         unused = {name: number for name, number in unused.items() if name not in RETIRED_NUMBERS}
@@ -99,7 +99,7 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         """Return the stored number of this name, in place of the derived ``value``."""
         if name in unused:
             return _read(name, unused.pop(name), value)
-        # An earlier version may not have had the number.
+        # A plan file of an earlier version may lack the number.
         if (from_earlier and name in ADDED_NUMBERS) or (
             name in EARLIER_VALUES and value == EARLIER_VALUES[name]
         ):
@@ -115,9 +115,9 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
 
 
 def _changed(value: Any, name: str, change: Change) -> Any:
-    """Rebuild a plan, or a part of it, with each number replaced by ``change(name, number)``.
+    """Return a plan, or a part of it, with each number replaced by ``change(name, number)``.
 
-    Names are paths such as ``noise_std.bias``. If nothing changes, the same object is returned.
+    Names are paths such as ``noise_std.bias``. If no number changes, return the same object.
     """
     if value is None or isinstance(value, bool | str):
         return value
@@ -135,7 +135,7 @@ def _changed(value: Any, name: str, change: Change) -> Any:
     ]
     if all(map(operator.is_, new_values, old_values)):
         return value
-    # Call the type, so that it checks the new fields.
+    # Create the object by its type, which checks the new fields.
     return type(value)(**dict(zip(names, new_values, strict=True)))
 
 
@@ -145,7 +145,7 @@ def _is_row(value: Any) -> bool:
 
 
 def _fields(value: Any) -> tuple[str, ...]:
-    """List the names of an object's fields, in order."""
+    """Return the names of an object's fields, in order."""
     if isinstance(value, Factor):
         return ("matrix",)
     if dataclasses.is_dataclass(value):
@@ -157,7 +157,7 @@ def _fields(value: Any) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a number, a tuple of numbers or an array to its stored form."""
+    """Return the stored form of a number, a tuple of numbers or an array."""
     if isinstance(value, np.ndarray):
         if value.dtype != np.float64:
             raise InputError(f"a plan of a deployment cannot hold an array of {value.dtype}")
@@ -171,12 +171,12 @@ def _plain(value: Any) -> Any:
 
 
 def _read(name: str, stored: Any, derived: Any) -> Any:
-    """Decode a stored number, tuple or array, and compare it with the derived value.
+    """Return a stored number, tuple or array, decoded and compared with the derived value.
 
     Raises
     ------
     InputError
-        If stored and derived value differ by more than rounding.
+        If the stored and the derived value differ by more than rounding.
     """
     decoded: Any = None
     if isinstance(derived, np.ndarray):
@@ -195,15 +195,15 @@ def _read(name: str, stored: Any, derived: Any) -> Any:
         raise InputError(
             f"the plan file's {name} is {show(stored)}, but its choices give {show(derived_values)}"
         )
-    # Return the derived object if nothing differs: `_changed` then keeps the objects of the plan.
+    # If nothing differs, return the derived object, so that `_changed` keeps the plan's objects.
     return derived if np.array_equal(decoded, derived) else decoded
 
 
 def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int | float | None:
-    """Decode a stored number to the type of the derived one; None if the two differ too much.
+    """Return a stored number in the type of the derived number; None if they differ too much.
 
-    ``row`` has all numbers of the tuple that the number is in: the allowed difference of floats is
-    relative to the largest of them.
+    ``row`` contains all numbers of the derived number's tuple: the allowed difference of floats is
+    relative to the largest of these numbers.
     """
     if isinstance(derived, float | np.floating):
         if type(stored) is not float or math.isnan(stored):
@@ -227,9 +227,9 @@ def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int |
 
 
 def _array(stored: Any, derived: np.ndarray) -> np.ndarray | None:
-    """Decode a stored array to the shape of ``derived``; None if the two differ too much.
+    """Return a stored array in the shape of ``derived``; None if the two differ too much.
 
-    The array that is returned is read-only.
+    The result is read-only.
     """
     if not isinstance(stored, bytes) or len(stored) != 8 * derived.size:
         return None

@@ -1,7 +1,7 @@
 """Parse the tables `columns`, `actions` and `reward` of a spec into a schema.
 
-With the table `actions`, every column has a kind, and rows of features are computed from records.
-Without it, columns have no kind, and the application computes the rows.
+If the spec has the table `actions`, every column has a kind, and rows of features are computed from
+records. Without `actions`, columns have no kind, and the application computes the rows.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def check_keys(name: str, table: Mapping[str, Any], known_keys: Sequence[str]) -
 
 
 def schema_of(tables: Mapping[str, Any]) -> Schema:
-    """Parse the schema of a spec.
+    """Return the schema that the tables of a spec declare.
 
     Parameters
     ----------
     tables : mapping
-        With ``columns``, for records also ``actions`` and ``reward``, and optionally ``norm``. By
-        default ``norm`` is the largest norm that a row can have.
+        ``columns``; for records also ``actions`` and ``reward``; optionally ``norm``, which by
+        default is the largest norm that a row can have.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def schema_of(tables: Mapping[str, Any]) -> Schema:
 
 
 def tables_of_schema(schema: Schema) -> dict[str, Any]:
-    """Rebuild the tables of a spec that `schema_of` parses to this schema."""
+    """Return tables of a spec from which `schema_of` makes this schema."""
     if schema.records is None:
         columns = [msgspec.structs.asdict(column) for column in schema.columns]
         return {"columns": columns, "norm": schema.norm}
@@ -104,7 +104,7 @@ def tables_of_schema(schema: Schema) -> dict[str, Any]:
 
 
 def _table_of(variable: Variable) -> dict[str, Any]:
-    """Rebuild the table of a spec that `_variable` parses to this column."""
+    """Return a table of a spec from which `_variable` makes this column."""
     shared = ("name", "kind", "outside", "fill")
     fields = (*shared, *(key for key in _KEYS[variable.kind] if hasattr(variable, key)))
     entries = {key: getattr(variable, key) for key in fields if getattr(variable, key) is not None}
@@ -114,14 +114,14 @@ def _table_of(variable: Variable) -> dict[str, Any]:
 
 
 def _table(where: str, value: Any) -> Mapping[str, Any]:
-    """Return a value that is a table; raise InputError if it is not."""
+    """Return ``value`` if it is a table; raise InputError if not."""
     if not isinstance(value, Mapping):
         raise InputError(f"{where} must be a table, got {show(value)}")
     return value
 
 
 def _column(where: str, table: Mapping[str, Any]) -> Column:
-    """Parse a column of a spec without ``actions``."""
+    """Return the column that a table declares, in a spec without ``actions``."""
     check_keys(where, table, ("name", "low", "high", "unit"))
     low = number(f"{where}.low", table.get("low", 0.0))
     high = number(f"{where}.high", table.get("high", 1.0))
@@ -139,19 +139,19 @@ def _codes(where: str, value: Any) -> tuple[str, ...]:
 
 
 def _code(value: Any) -> str:
-    """Convert a code to text; true becomes "true"."""
+    """Return a code as text; true becomes "true"."""
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def _ends(where: str, value: Any) -> tuple[float, float]:
-    """Parse the two limits of a range."""
+    """Return the two limits of a range; raise InputError unless there are two numbers."""
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise InputError(f"{where} must be two numbers low < high, got {show(value)}")
     return number(where, value[0]), number(where, value[1])
 
 
 def _variable(where: str, table: Mapping[str, Any]) -> Variable:
-    """Parse a column of a spec with ``actions``."""
+    """Return the column that a table declares, in a spec with ``actions``."""
     if "kind" not in table:
         raise InputError(
             f"{where}.kind is required for column {show(table.get('name'))}, as the spec has "
@@ -197,7 +197,7 @@ def _variable(where: str, table: Mapping[str, Any]) -> Variable:
 
 
 def _catalogue(table: Mapping[str, Any]) -> Catalogue:
-    """Parse the table ``actions``."""
+    """Return the catalogue of actions that the table ``actions`` declares."""
     check_keys("actions", table, ("names", "features", "constant", "shared"))
     if "names" not in table:
         raise InputError("actions.names is required: a list of the actions to choose from")
@@ -218,7 +218,7 @@ def _catalogue(table: Mapping[str, Any]) -> Catalogue:
 
 
 def _outcome(table: Mapping[str, Any]) -> Outcome:
-    """Parse the table ``reward``."""
+    """Return the outcome that the table ``reward`` declares."""
     check_keys(
         "reward", table, ("column", "low", "high", "unit", "better", "outside", "codes", "correct")
     )

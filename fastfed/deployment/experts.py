@@ -453,7 +453,7 @@ class ExpertSilo(SiloParty):
         return plan.unit(plan.phases[period - 1])
 
     def report(self, release: int) -> bytes:
-        """Make the report of a phase: the mean losses of each of its trees.
+        """Return the report of a phase: the mean losses of each of its trees.
 
         The same losses give the same bytes.
         """
@@ -498,7 +498,7 @@ class ExpertHub(Hub):
         return values
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute the weights of the d experts after a phase.
+        """Return the weights of the d experts after a phase.
 
         Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
         and moves the weights towards this expert. A silo without a report counts with losses of 0.
@@ -583,7 +583,7 @@ class SparseSilo(ExpertSilo):
         return exact.quantum(self.plan.silos * self.plan.horizon)
 
     def report(self, release: int) -> bytes:
-        """Make the report of an exchange: each expert's sum of losses since the previous exchange.
+        """Return the report of an exchange: each expert's sum of losses since the last exchange.
 
         The same losses give the same bytes.
         """
@@ -629,7 +629,7 @@ class SparseHub(ExpertHub):
         return values
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute the weights (d,) after an exchange: 1 for the expert that is chosen, else 0.
+        """Return the weights (d,) after an exchange: 1 for the expert that is chosen, else 0.
 
         A silo without a report counts with losses of 0.
         """

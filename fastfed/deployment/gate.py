@@ -1,7 +1,7 @@
 """The hub's limits on connections: their number, and the time until a request is answered.
 
-The web server uvicorn limits only requests. This module limits connections from the moment they are
-accepted, including their TLS handshake.
+The web server uvicorn limits only requests. This module limits connections, from the moment when
+they are accepted, so also during their TLS handshake.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """The set of a hub's open connections, whose size is limited.
+    """The set of a hub's open connections, which has a maximum size.
 
     ``context`` is the hub's TLS context; None if a proxy terminates TLS.
     """
 
-    #: Seconds until a connection must have an answer, since it was accepted or last answered.
+    #: Seconds within which a connection must get an answer, counted from its start or last answer.
     seconds = REQUEST_SECONDS
 
     def __init__(self) -> None:
@@ -41,9 +41,10 @@ class Gate:
         self.protocol = partial(Guarded, self)
 
     def admit(self, connection: Guarded) -> None:
-        """Count a new connection; if there are too many, drop the oldest one without a request.
+        """Add a new connection; if there are too many, first drop the oldest idle connection.
 
-        If all connections have a request that is being answered, drop the oldest one.
+        A connection is idle if no request of it is being answered. If no connection is idle, drop
+        the oldest one.
         """
         if len(self.open) >= self.max_connections:
             idle_connections = (candidate for candidate in self.open if not candidate.answering)
@@ -52,12 +53,12 @@ class Gate:
 
 
 class Guarded(H11Protocol):
-    """One connection to the hub. It is dropped after its deadline, or to make room for new ones."""
+    """One connection to the hub, dropped after its deadline or to make room for a new one."""
 
     def __init__(self, gate: Gate, **keys: Any) -> None:
         super().__init__(**keys)
         self._gate = gate
-        #: Data that have arrived before `_begin` was called.
+        #: Data that arrive before `_begin` is called.
         self._early = b""
         #: True once uvicorn handles the connection, after the TLS handshake.
         self._ready = False
@@ -69,7 +70,7 @@ class Guarded(H11Protocol):
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     def connection_made(self, transport: Any) -> None:
-        """Count the connection, start its deadline, and start the TLS handshake."""
+        """Count the connection, start its deadline, and start the TLS handshake if there is TLS."""
         self._tcp_transport = transport
         self._gate.admit(self)
         self.connections.add(self)
@@ -112,7 +113,7 @@ class Guarded(H11Protocol):
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # A bad request arrived while an earlier request is being answered.
+            # An invalid request arrived while an earlier request is being answered.
             self.drop()
         except Exception as error:
             self.logger.error(failure(error)[1])
@@ -160,7 +161,7 @@ class OncePerMinute(logging.Filter):
         self._last_logged: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if a record is to be logged."""
+        """Return True if the record must be logged."""
         text, now = str(record.msg).split("\n", 1)[0], time.monotonic()
         if now - self._last_logged.get(text, -60.0) < 60.0:
             return False

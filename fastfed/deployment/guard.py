@@ -5,7 +5,8 @@
 - `check_records` refuses sums without noise that no records can have.
 - `Alarm` tests whether a silo's data and the other silos' data can have the same theta.
 
-All except `Range` need a hub that sees each silo's report; with secure sums it sees none of them.
+All checks except `Range` need a hub that sees each silo's report. With secure sums the hub sees no
+single report.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from fastfed.protocols.vector_sum import encoding_of
 EXCEEDS_CAP_PROBABILITY = 1e-6
 #: Probability that a whole plan has an alarm about an honest silo.
 FALSE_ALARM_PROBABILITY = 1e-3
-#: Values with more noise than this many standard deviations are refused. Honest noise exceeds it
-#: once in 10^15 numbers.
+#: Values whose noise is more than this number of standard deviations are refused. Honest noise is
+#: larger once in 10^15 numbers.
 MAX_NOISE_STDS = 8.0
 
 
@@ -71,9 +72,9 @@ def check_influence(influence: float | None, plan: Plan) -> None:
 
 
 def nodes_of(plan: Plan, release: int) -> list[int]:
-    """List the releases whose reports add up to the sums of all batches up to a release.
+    """Return the releases whose reports add up to the sums of all batches up to a release.
 
-    With a tree, a report has the sum of one node only, so a prefix sum needs several reports.
+    With a tree, a report contains the sum of one node only, so a prefix sum needs several reports.
     """
     if plan.protocol.randomizer != SEND_NOISY_NODE:
         return [release]
@@ -92,7 +93,7 @@ def noise_squares(plan: Plan, release: int) -> float:
 
 
 def _reports_prefix_sums(plan: Plan) -> bool:
-    """Return True if reports have prefix sums, False if they have the sum of one node of a tree."""
+    """Return True if a report contains prefix sums, False if it contains the sum of a tree node."""
     return plan.protocol.randomizer != SEND_NOISY_NODE
 
 
@@ -107,10 +108,10 @@ def rounds_in_report(plan: Plan, release: int) -> int:
 
 
 class Cap:
-    """Scale down a silo's report to a bound on what its records and noise can add.
+    """Scales down a silo's report to a bound on what the silo's records and noise can add.
 
     The sums of x y and of x x^T are each scaled down to a bound on their norm. The bound is
-    ``influence`` times the largest possible norm, which the sums have if all rows point in one
+    ``influence`` times the largest possible norm, which the sums have if all rows x point in one
     direction, plus a quantile of the norm of the noise.
 
     Parameters
@@ -128,7 +129,7 @@ class Cap:
     def __init__(self, plan: Plan, influence: float) -> None:
         self._plan, self._influence = plan, influence
         d = plan.dimension
-        #: How often each entry of the packed lower triangle is in the symmetric matrix.
+        #: How often each entry of the packed lower triangle occurs in the symmetric matrix.
         self._weights = np.full(plan.statistic_size - d, 2.0)
         self._weights[diagonal(d)] = 1.0
 
@@ -153,7 +154,7 @@ class Cap:
     def cap_report(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
         """Return a report (s,) scaled down to the bounds, and True if a part of it was scaled.
 
-        The result has the same bits on every machine.
+        The result is the same on every machine, bit for bit.
         """
         capped, d, scaled = values.copy(), self._plan.dimension, False
         xy_bound, xx_bound = self.bounds(release, silo)
@@ -174,7 +175,7 @@ class Cap:
 
 
 def check_records(plan: Plan, values: np.ndarray, release: int, label: str) -> None:
-    """Check that records up to a release can have a silo's sums without noise (s,).
+    """Raise Refused unless records up to a release can have a silo's sums without noise, (s,).
 
     For n records with |x| <= L and |y| <= Y, let G be the sum of x x^T, and b the sum of x y. The
     trace of G is at most n L^2, and G - b b' / (n Y^2) has no negative eigenvalue (Cauchy-Schwarz).
@@ -197,14 +198,14 @@ def check_records(plan: Plan, values: np.ndarray, release: int, label: str) -> N
         raise Refused(f"{label} has more of x x^T than {max_records} records can have")
     schur = gram - np.outer(values[:d], values[:d]) / (max_records * reward**2)
     smallest_eigenvalue = float(np.linalg.eigvalsh(schur)[0])
-    # If rounding changes b by e, b b' / (n Y^2) changes by about 2 |b| |e| / (n Y^2), which is at
-    # most 2 |e| / Y for L = 1.
+    # If rounding changes b by e, then b b' / (n Y^2) changes by about 2 |b| |e| / (n Y^2). For
+    # L = 1 this is at most 2 |e| / Y.
     if smallest_eigenvalue < -slack * (1.0 + 2.0 / reward):
         raise Refused(f"{label} has more of x y than its x x^T and {max_records} records allow")
 
 
 def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
-    """Unpack a packed lower triangle, row by row, to a symmetric matrix (d, d)."""
+    """Return the symmetric matrix (d, d) of a lower triangle that is packed row by row."""
     matrix = np.zeros((d, d))
     matrix[np.tril_indices(d)] = packed
     return matrix + np.tril(matrix, -1).T
@@ -222,8 +223,8 @@ class Fit(NamedTuple):
     moves : float
         Distance by which the ridge estimate of theta moves if the silo is left out.
     score : float
-        Sum of squared residuals of the silo and of the other silos, divided by their variances, at
-        the theta that fits both best.
+        Sum of squared residuals of the silo and of the other silos, each divided by its variance,
+        at the theta that fits both sides best.
     sees : float
         Size of a false report that the alarm typically detects: the norm of an addition to the
         silo's sum of x y that raises a score of 0 to the threshold (root mean square over
@@ -258,7 +259,7 @@ class Side(NamedTuple):
 
 
 class Alarm:
-    """Test after each release whether a silo and all other silos can have the same theta.
+    """A test, after each release, whether a silo and all other silos can have the same theta.
 
     The test compares two sides: the silo, and the sum of all other silos. Let u and G be the noisy
     sums of x y and x x^T on one side. Then u - G theta* = S + h - N theta*, where S is due to the
@@ -266,8 +267,8 @@ class Alarm:
 
     1. In every direction, S has a variance proxy of at most n L^2 R^2, for n records, |x| <= L and
        rewards in an interval of length 2 R (Hoeffding).
-    2. The variance proxy of h - N theta* is its variance, since its entries are Gaussian. It is
-       bounded for |theta*| <= tau.
+    2. The variance proxy of h - N theta* is its variance, because its entries are Gaussian. This
+       variance is bounded for |theta*| <= tau.
     3. Divided by their standard deviations, the errors of both sides at theta* are a sub-Gaussian
        vector of 2 d numbers. Its squared norm exceeds 2 d + 2 sqrt(2 d t) + 2 t with probability
        at most e^-t (Hsu, Kakade and Zhang 2012, Theorem 2.1). At the theta that fits best, the
@@ -275,8 +276,8 @@ class Alarm:
     4. With t = ln(silos * releases / false_alarms), honest silos cause an alarm in the whole plan
        with probability at most ``false_alarms``.
 
-    This assumes the same theta at all silos, rewards that are linear in x apart from noise, and
-    delays that do not depend on the reward.
+    The test assumes that all silos have the same theta, that rewards are linear in x apart from
+    noise, and that a delay does not depend on the reward.
 
     Parameters
     ----------
@@ -293,7 +294,7 @@ class Alarm:
         self._plan, d = plan, plan.dimension
         releases = len(plan.clocks.ticks) if isinstance(plan, ClockedPlan) else plan.releases
         t = math.log(plan.silos * max(1, releases) / false_alarms)
-        #: An alarm is raised about a silo whose score is above this.
+        #: An alarm is raised about a silo whose score is above this threshold.
         self.threshold = 2 * d + 2.0 * math.sqrt(2 * d * t) + 2.0 * t
 
     def fits(self, release: int, sets: Mapping[int, Mapping[int, np.ndarray]]) -> Iterator[Fit]:
@@ -333,7 +334,10 @@ class Alarm:
         yield from self._fits(view, by_silo)
 
     def _variance(self, silo: int, release: int) -> float:
-        """Return the noise variance of a silo's report, divided by that of one node."""
+        """Return the noise variance of a silo's report, divided by the noise variance of one node.
+
+        The node's noise is before the silo's factor ``noise_scale``.
+        """
         scale = self._plan.noise_scale[silo]
         return noise_squares(self._plan, release) * scale * scale
 
@@ -357,9 +361,9 @@ class Alarm:
         return max(misfits, key=lambda fit: fit.score, default=None)
 
     def _score(self, sides: Sequence[Side]) -> tuple[float, float, float]:
-        """Compute `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
+        """Return `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
 
-        Comments use the symbols of `Alarm`.
+        The comments use the symbols that `Alarm` defines.
         """
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
@@ -368,7 +372,7 @@ class Alarm:
         # Variance of N theta in one direction, for |theta| <= tau: tau^2 times the variance of a
         # diagonal entry, or twice the variance of an off-diagonal entry, whichever is larger.
         noise_of_theta = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
-        # Regress the two sides' u on their G, each divided by the standard deviation of its error.
+        # Regress u on G, for both sides, each divided by the standard deviation of its error.
         blocks, targets, stds = [], [], []
         for sums, rounds, variance in sides:
             # The sum of |x|^2 is at most n L^2, unless there are more records than planned.
@@ -384,8 +388,8 @@ class Alarm:
         theta_best, *_ = np.linalg.lstsq(system, target, rcond=None)
         score = float(np.sum((target - system @ theta_best) ** 2))
         # Let Q be the first side's rows of an orthonormal basis of the system's columns. If a false
-        # report adds v to the first side's target, a different theta explains the part Q Q' v of
-        # it; only the rest raises the score.
+        # report adds v to the first side's target, a different theta explains the part Q Q' v of v.
+        # Only the rest of v raises the score.
         unexplained = 1.0 - np.linalg.svd(np.linalg.qr(system)[0][:d], compute_uv=False) ** 2
         with np.errstate(divide="ignore"):
             shares = np.maximum([unexplained.mean(), unexplained.min()], 0.0)
@@ -393,7 +397,7 @@ class Alarm:
         return score, float(detected_size), float(surely_detected_size)
 
     def _theta(self, sums: np.ndarray, release: int) -> np.ndarray:
-        """Compute the ridge estimate of theta, (d,), from sums (s,) with the plan's regularizer."""
+        """Return the ridge estimate of theta, (d,), from sums (s,) with the plan's regularizer."""
         plan = self._plan
         regularizer = float(plan.regularizer[plan.entry(release)])
         theta: np.ndarray = Estimate.of_sums(plan.dimension, sums, regularizer)[0].theta
@@ -404,7 +408,7 @@ class Alarm:
 
 
 class Limits(Protocol):
-    """Interface: the largest absolute values that messages of one kind of plan may have."""
+    """Interface of the largest absolute values that messages of one kind of plan may have."""
 
     def report(self, release: int) -> np.ndarray:
         """Return the largest absolute values that a silo's report may have."""
@@ -416,7 +420,7 @@ class Limits(Protocol):
 
 
 class Range:
-    """The `Limits` of linear bandits. Honest messages exceed them once in 10^15 numbers."""
+    """The `Limits` of linear bandits. Honest messages exceed these once in 10^15 numbers."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -430,8 +434,8 @@ class Range:
         """Return the largest absolute values that a silo's report may have, (s,).
 
         If silos add noise to their reports, this is the range for the planned number of records,
-        ``end(release)``, and silos clip their noisy reports to it. Otherwise it is the range for
-        the largest number of records that a silo may have.
+        ``end(release)``, and silos clip their noisy reports to this range. Otherwise it is the
+        range for the largest number of records that a silo may have.
         """
         plan = self._plan
         records = plan.end(release) if hub_sees_reports(plan) else plan.most_records(release)
@@ -449,8 +453,8 @@ class Range:
 
     def _noise(self, release: int) -> np.ndarray:
         """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
-        # The noise variance of a prefix sum, divided by the noise variance of one node. Without
-        # noise of prefix sums, a prefix adds up at most ``levels`` nodes of the tree.
+        # The noise variance of a prefix sum, divided by the noise variance of one node. If noise is
+        # added to tree nodes, a prefix sum consists of at most ``levels`` nodes.
         prefix = prefix_noise(self._plan)
         variance = max(1, self._plan.levels) if prefix is None else prefix.variance(release)
         return MAX_NOISE_STDS * math.sqrt(variance) * self._std
@@ -467,7 +471,7 @@ def check_range(values: np.ndarray, limit: np.ndarray, label: str) -> None:
 
 
 def sum_of(statistics: Sequence[np.ndarray]) -> np.ndarray:
-    """Add up statistics (s,) in the given order, with the same rounding as `Server`."""
+    """Return the sum of statistics (s,), added in the given order and rounded as by `Server`."""
     total = np.array(statistics[0])
     for statistic in statistics[1:]:
         aggregation.add(total, statistic)
@@ -475,7 +479,7 @@ def sum_of(statistics: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def count_std(plan: Plan, release: int) -> np.ndarray:
-    """Compute the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
+    """Return the standard deviations of the noise bits in the prefix sums of a release, (s,)."""
     encoding, variances = encoding_of(plan), np.zeros(plan.statistic_size)
     # Without a tree, each batch has noise. With a tree, the nodes that add up to the prefix have
     # noise: clearing the lowest set bit of a node's last leaf gives the last leaf before the node.

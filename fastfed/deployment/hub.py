@@ -232,7 +232,7 @@ class Hub(Speaker):
         clocks: tuple[float, float] = (0.0, 0.0),
         after: int | None = None,
     ) -> Message:
-        """Make a receipt for a silo: which of its reports the hub has, and why it takes no more.
+        """Return a receipt for a silo: which of its reports the hub has, and why it takes no more.
 
         It lists no report that is in a release which both hub and silo have: nobody needs such a
         report again.
@@ -341,7 +341,7 @@ class Hub(Speaker):
         return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report_digest
 
     def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
-        """Make a broadcast message to one silo, with the `Seen` of every silo in the set."""
+        """Return a broadcast message to one silo, with the `Seen` of every silo in the set."""
         seen_messages = tuple(
             self.seen.get((self._report_number(release, entry), entry.silo), b"")
             for entry in self.sets[release].entries
@@ -507,7 +507,7 @@ class Hub(Speaker):
         return (Write("alarm", text, text.encode()),)
 
     def _fits(self, release: int) -> list[Fit]:
-        """Compute how well each silo's reports fit the other silos' reports; cached."""
+        """Return how well each silo's reports fit the other silos' reports; cached."""
         if self._detector is None or not release:
             return []
         if release not in self._fits_cache:
@@ -515,7 +515,7 @@ class Hub(Speaker):
         return self._fits_cache[release]
 
     def _computed_fits(self, detector: Alarm, release: int) -> list[Fit]:
-        """Compute how well each silo's reports fit; `_fits` caches the result."""
+        """Return how well each silo's reports fit; `_fits` caches the result."""
         return list(detector.fits(release, self._reports_by_release(release)))
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
@@ -595,7 +595,7 @@ class Hub(Speaker):
         return any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
 
     def _requests_to_helper(self) -> tuple[Message, ...]:
-        """Make the message that the helper must answer now; none if there is nothing to answer.
+        """Return the message that the helper must answer now; none if there is nothing to answer.
 
         It asks the helper to add up its shares of the open set, and passes on the shares, which
         silos have encrypted to the helper. If the restored log lacks the set that the helper has
@@ -618,7 +618,7 @@ class Hub(Speaker):
         return (Message(helper.name, self.signed(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
-        """Compute the signed broadcast of a release from the log's entries only; cached."""
+        """Return the signed broadcast of a release from the log's entries only; cached."""
         if release not in self._broadcast_cache:
             opened_set = self.sets[release]
             previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
@@ -633,7 +633,7 @@ class Hub(Speaker):
         return body
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute the released statistics (s,) from the reports of a set.
+        """Return the released statistics (s,) from the reports of a set.
 
         A secure sum adds up encoded reports modulo 2^64. Otherwise reports are sums in float64,
         which are scaled down to the plan's cap if it has one. Under a central protocol, the hub

@@ -716,7 +716,7 @@ def resolved_keys(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[st
 def deployed_certificate(
     plan: Executed, problem: ProblemSpec | ExpertProblem, helper: bool = False
 ) -> Certificate:
-    """Compute the certificate of a deployed plan from its numbers.
+    """Return the certificate of a deployed plan from its numbers.
 
     ``helper`` is True if secure sums are split into shares for hub and helper, False for masks.
     """

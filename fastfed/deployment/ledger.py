@@ -1,10 +1,10 @@
 """The ledger of a silo's privacy budgets.
 
-It records, for each dataset of the silo, a ceiling (epsilon, delta) and all charges: the privacy
-costs of releases, over all plans. A release is charged before its report is made. The cost
-of a release is a squared GDP parameter mu^2, since these add up over releases and plans. Binomial
-noise has the guarantee of a Gaussian mechanism except with a small failure probability: mu^2 and
-this probability are both charged. All charges are for the relation *replace*.
+The ledger records, for each dataset of the silo, a ceiling (epsilon, delta) and all charges: the
+privacy costs of releases, over all plans. A release is charged before its report is made. The cost
+of a release is a squared GDP parameter mu^2, because squared parameters add up over releases and
+plans. Binomial noise has the guarantee of a Gaussian mechanism except with a small failure
+probability: both mu^2 and this probability are charged. All charges are for the relation *replace*.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Charge(NamedTuple):
     plan : bytes
         SHA-256 of the plan file.
     release : int
-        From 1. Negative for a second charge of the whole plan, after records were lost.
+        Number of the release, from 1. Negative for a second charge of the whole plan, after records
+        were lost.
     mu2 : float
         mu^2, the squared GDP parameter.
     failure : float
@@ -85,15 +86,15 @@ class Charge(NamedTuple):
 
 
 class OverBudget(InputError):
-    """Raised for a charge that exceeds the ceiling; nothing was written."""
+    """Raised for a charge that exceeds the ceiling; nothing is written then."""
 
 
 class Ledger:
     """The ceilings and charges of one silo's datasets, in an SQLite file.
 
     Entries form a chain of hashes, which begins with random bytes, the ledger's identity. The
-    identity shows whether a file is the expected ledger. The hash of the last entry that a silo has
-    noted (the head) shows whether the file is an older copy of the ledger.
+    identity shows whether a file is the expected ledger. The hash of the last entry is the head.
+    The last head that a silo has noted shows whether the file is an older copy of the ledger.
 
     Parameters
     ----------
@@ -117,7 +118,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
-        """Read a ledger into memory, without opening its file for writing.
+        """Return a ledger that is read into memory, without opening its file for writing.
 
         Raises
         ------
@@ -146,7 +147,7 @@ class Ledger:
             db.execute(_ADD_PURE_COLUMN)
 
     def _start_chain(self) -> None:
-        """Start the chain: add a new identity and, in an old ledger, all ceilings and charges."""
+        """Start the chain: add a new identity and all ceilings and charges of an older ledger."""
         self._chain.add(Write(_IDENTITY, "", os.urandom(16)))
         for row in self._db.execute("SELECT * FROM ceilings ORDER BY dataset").fetchall():
             self._append("ceiling", row)
@@ -198,7 +199,7 @@ class Ledger:
         return self._chain.head
 
     def had_head(self, head: bytes) -> bool:
-        """Return True if ``head`` is the present head of the chain, or was its head before."""
+        """Return True if ``head`` is the head of the chain, or was its head earlier."""
         query = "SELECT count(*) FROM writes WHERE chain = ?"
         return bool(self._db.execute(query, (head,)).fetchone()[0])
 
@@ -209,7 +210,7 @@ class Ledger:
                 self._append(_SECOND, (dataset, plan))
 
     def second_ledgers(self) -> list[tuple[str, bytes]]:
-        """List (dataset, plan) of the plans that `add_second` has recorded."""
+        """Return the pair (dataset, plan) of each plan that `add_second` has recorded."""
         writes = self._chain.writes()
         return [
             msgspec.msgpack.decode(w.value, type=tuple[str, bytes])
@@ -223,7 +224,7 @@ class Ledger:
         Raises
         ------
         InputError
-            If a value is out of range, or more than this epsilon has been spent already.
+            If a value is out of range, or if more than this epsilon has already been spent.
         """
         epsilon = number("epsilon", epsilon, above=0)
         delta = number("delta", delta, above=0, below=1)
@@ -249,19 +250,19 @@ class Ledger:
         return None if row is None else (row[0], row[1])
 
     def charges(self, dataset: str) -> list[Charge]:
-        """List all charges on a dataset, ordered by plan and release."""
+        """Return all charges on a dataset, ordered by plan and release."""
         return sorted(self._charges(dataset), key=lambda charge: (charge.plan, charge.release))
 
     def _charges(self, dataset: str) -> list[Charge]:
-        """List all charges on a dataset in the order in which they were recorded.
+        """Return all charges on a dataset in the order in which they were recorded.
 
-        Charges are only added, so each call reads only the rows that the last one did not read.
+        Charges are never removed, so each call reads only rows that were added since the last call.
         """
         last_row, charges = self._read_charges.get(dataset, (0, []))
         query = "SELECT rowid, * FROM charges WHERE rowid > ? AND dataset = ? ORDER BY rowid"
         added = self._db.execute(query, (last_row, dataset)).fetchall()
         charges = charges + [Charge(*row[1:]) for row in added]
-        # Rows of a transaction that is not committed may still disappear: do not cache them.
+        # Rows of an uncommitted transaction may still disappear, so do not cache them.
         if added and not self._db.in_transaction:
             self._read_charges[dataset] = added[-1][0], charges
         return charges
@@ -275,22 +276,22 @@ class Ledger:
         return None if row is None else Charge(*row)
 
     def datasets(self) -> list[str]:
-        """List all datasets with a ceiling or a charge."""
+        """Return all datasets with a ceiling or a charge."""
         query = "SELECT dataset FROM ceilings UNION SELECT dataset FROM charges ORDER BY 1"
         return [row[0] for row in self._db.execute(query)]
 
     def epsilon(
         self, dataset: str, delta: float | None = None, more: Charge | None = None
     ) -> float:
-        """Compute the epsilon that all charges on a dataset have spent.
+        """Return the epsilon that all charges on a dataset have spent.
 
         Parameters
         ----------
         dataset : str
         delta : float, optional
-            The delta at which epsilon is computed. By default the ceiling's delta.
+            The delta at which epsilon is computed. Default: the ceiling's delta.
         more : Charge, optional
-            A further charge, which is counted unless its release is in the ledger.
+            A further charge, which is counted unless the ledger has a charge of its release.
         """
         if delta is None:
             ceiling = self.ceiling(dataset)
@@ -303,11 +304,14 @@ class Ledger:
         return epsilon_of_charges(charges, delta)
 
     def allows(self, charge: Charge) -> bool:
-        """Return True if a charge is recorded already, or fits under the dataset's ceiling."""
+        """Return True if the dataset's spent epsilon with this charge is within its ceiling.
+
+        A charge that is already recorded is not counted twice.
+        """
         ceiling = self.ceiling(charge.dataset)
         if ceiling is None:
             return False
-        # A charge that reaches the ceiling exactly must fit, despite rounding errors.
+        # A charge that exactly reaches the ceiling must be allowed, despite rounding errors.
         return self.epsilon(charge.dataset, more=charge) <= ceiling[0] * (1.0 + 1e-9)
 
     def _over_budget_text(self, charge: Charge) -> str:
@@ -347,10 +351,11 @@ class Ledger:
 
 
 def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
-    """Compute the epsilon of a composition of charges at delta.
+    """Return the epsilon of a composition of charges at delta.
 
-    It is the smaller of two bounds. The first composes all charges by their ``mu2``. The second
-    adds the pure epsilons of charges that have one, and composes only the other charges by ``mu2``.
+    The result is the smaller of two bounds. The first composes all charges by their ``mu2``. The
+    second adds up the pure epsilons of the charges that have one, and composes only the other
+    charges by ``mu2``.
     """
     all_charges = list(charges)
     not_pure = [c for c in all_charges if not c.pure]
@@ -362,9 +367,9 @@ def epsilon_of_charges(charges: Iterable[Charge], delta: float) -> float:
 
 
 def _epsilon_by_mu2(charges: list[Charge], delta: float) -> float:
-    """Compute the epsilon of a composition of charges at delta, by the sum of their ``mu2``.
+    """Return the epsilon of a composition of charges at delta, by the sum of their ``mu2``.
 
-    It is infinite if delta does not exceed the sum of the failure probabilities.
+    The result is infinite if delta does not exceed the sum of the failure probabilities.
     """
     if not any(c.mu2 for c in charges):
         return 0.0

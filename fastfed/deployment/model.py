@@ -1,12 +1,12 @@
 """The model by which a deployed silo chooses actions, and plans that continue an earlier plan.
 
 A model is computed from the last broadcast of a plan (noisy sums of all silos' records). If the
-plan continues an earlier one, the earlier plan's last broadcast is added to it.
+plan continues an earlier plan and starts from its model, that plan's last broadcast is added.
 
-The document of a plan that continues an earlier plan holds the whole earlier document, so that
-every party can recompute both certificates. If silos start from the earlier model, it also holds
-the broadcast of that model. Exported models are computed from broadcasts only, never from data that
-stays at the silo.
+The document of a plan that continues an earlier plan contains the whole earlier document, so that
+every party can recompute both certificates. If silos start from the earlier model, the document
+also contains the broadcast of that model. Exported models are computed from broadcasts only, never
+from data that stay at the silo.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ActingEstimate(NamedTuple):
-    """The estimate by which actions are chosen, its radii, and the sums it is computed from.
+    """The estimate by which actions are chosen, its radii, and the sums that it is computed from.
 
     Parameters
     ----------
@@ -58,14 +58,14 @@ class ActingEstimate(NamedTuple):
 
 
 class Model(Acting):
-    """Choose actions by the last broadcast and, with a start, by an earlier plan's model as well.
+    """Chooses actions by the last broadcast and, if there is a start, by an earlier plan's model.
 
     Parameters
     ----------
     plan : Plan
     start : ActingEstimate, optional
         The last model of the earlier plan. Until the first release of this plan, actions are chosen
-        by ``start`` only. After that, its sums are added to the sums of the last release.
+        by ``start`` only. After that, the sums of ``start`` are added to those of the last release.
 
     Notes
     -----
@@ -95,7 +95,7 @@ class Model(Acting):
         return self.plan.end(release)
 
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
-        """Compute the estimate from the sums (s,) of a release plus those of an earlier plan."""
+        """Return the estimate from the sums (s,) of a release plus the start's sums, if any."""
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
             self._regularised(values, release, shift),
@@ -125,8 +125,8 @@ class Model(Acting):
         return sums
 
     def _radius_at(self, release: int) -> float:
-        """Compute the radius beta after a release."""
-        # `_radius` reads the release and the round of this object.
+        """Return the radius beta after a release."""
+        # `_radius` uses the release and the round of this object, so set them for a moment.
         saved = self.release, self.round
         self.release, self.round = release, self._round_of(release)
         try:
@@ -165,13 +165,13 @@ class Model(Acting):
 
 
 class ClockedModel(Model):
-    """Choose actions by the last view that contains a new report of this silo.
+    """Chooses actions by the last view that contains a new report of this silo.
 
-    The plan's arrays have one entry for each view. They are computed for views in which no report
-    is late. If a report is late, a view has fewer reports. The bounds on its noise are then the
-    planned bounds times the ratio of the standard deviations, at the same failure probability:
-    there are at most as many views as planned, and when reports arrive does not depend on the
-    noise.
+    The plan's arrays have one entry for each view, computed for views in which no report is late.
+    If a report is late, the view has fewer reports. Then the bounds on the view's noise are the
+    planned bounds times the ratio of the standard deviations. The failure probability is the same,
+    because there are at most as many views as planned, and because the time when a report arrives
+    does not depend on the noise.
     """
 
     def __init__(self, plan: ClockedPlan, start: ActingEstimate | None = None) -> None:
@@ -181,7 +181,7 @@ class ClockedModel(Model):
     def adopt_view(self, values: np.ndarray, view: int, numbers: Sequence[int]) -> None:
         """Use the sums (s,) of a view, to which each silo i contributed report ``numbers[i]``.
 
-        The number is 0 for a silo without a report.
+        ``numbers[i]`` is 0 for a silo without a report.
         """
         self.plan = self._with_reports(view, numbers)
         self.adopt(values, view)
@@ -212,7 +212,7 @@ class ClockedModel(Model):
 
 
 def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
-    """Return the noise variance of the sum of one report of each silo, divided by one node's.
+    """Return the noise variance of the sum of one report of each silo, in units of one node's.
 
     ``numbers`` are the numbers of the reports; 0 for a silo without a report.
     """
@@ -222,7 +222,7 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 
 
 def report_variance(plan: Plan, release: int) -> float:
-    """Return the noise variance of a report of prefix sums, divided by that of one node."""
+    """Return the noise variance of a report of prefix sums, in units of one node's variance."""
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
 
@@ -248,9 +248,9 @@ class Decision:
     propensity : float
         Probability of choosing this action.
     model : int
-        Release of the model that chose it.
+        Release of the model that chose the action.
     learns : bool
-        True if its reward may enter a report.
+        True if the decision's reward may enter a report.
     name : str
         If the plan has a catalogue of actions, the name of the action, else empty.
     """
@@ -336,8 +336,8 @@ class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     start : bytes
         The broadcast of the earlier plan from whose model silos start; empty for none.
     why : str
-        Why silos do not start from the earlier model, as a key of `NO_START_REASONS`; empty if they
-        do.
+        Why silos do not start from the earlier model, a key of `NO_START_REASONS`; empty if silos
+        start from that model.
     """
 
     document: bytes
@@ -392,7 +392,7 @@ def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
-    """Check that a plan can continue an earlier one.
+    """Raise InputError unless a plan can continue an earlier plan.
 
     Raises
     ------
@@ -486,7 +486,7 @@ def plan_depth(deployed: DeployedPlan) -> int:
 
 
 def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
-    """List a plan and all plans that it continues, oldest first."""
+    """Return a plan and all plans that it continues, oldest first."""
     earlier_plans = chain(deployed.earlier) if deployed.earlier is not None else []
     return [*earlier_plans, deployed]
 
@@ -495,7 +495,7 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 
 
 def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
-    """Compute the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
+    """Return the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
 
     Notes
     -----
@@ -610,7 +610,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """Convert a schema to plain data."""
+    """Return a schema as plain data."""
     data: dict[str, Any] = {
         "norm": schema.norm,
         "columns": [msgspec.structs.asdict(column) for column in schema.columns],

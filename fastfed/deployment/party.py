@@ -32,9 +32,9 @@ class Message(NamedTuple):
 class ClockReading(NamedTuple):
     """What a message states about its sender's clock.
 
-    The sender, ``name``, read ``time`` on its clock. Before that, it had received a message of the
-    party that now receives the reading; this party's clock showed ``after`` in that message.
-    ``after`` is 0 if the sender has received no such message.
+    When the sender, ``name``, made the message, its clock showed ``time``. Before that, the sender
+    had received a message from the party that now receives the reading. ``after`` is the time in
+    that message, so it is a time of the receiver's clock; 0 if there was no such message.
     """
 
     name: str
@@ -45,9 +45,9 @@ class ClockReading(NamedTuple):
 class Step(NamedTuple):
     """What a party's process must do: first store the writes in order, then send the messages.
 
-    ``problem`` describes an error for the log and the status; empty if there is none. Each entry of
-    ``touches`` is a kind and a key. Steps that share such an entry, or the kind and key of a write,
-    are made durable one after the other.
+    ``problem`` describes an error for the log and the status; it is empty without an error. Each
+    entry of ``touches`` is a kind and a key. Steps that have such an entry, or the kind and key of
+    a write, in common are made durable one after the other.
     """
 
     writes: tuple[Write | Charge, ...] = ()
@@ -59,8 +59,9 @@ class Step(NamedTuple):
 class Party(Protocol):
     """Interface of a party: a state machine whose stored state is computed from its writes.
 
-    Only `fold` changes the stored state; `handle` and `tick` return the writes for it. They may
-    change state that is in memory only, which messages of other parties restore after a restart.
+    Only `fold` changes the stored state. `handle` and `tick` return the writes for `fold`. They may
+    also change state that is in memory only; after a restart, messages of other parties restore
+    that state.
     """
 
     name: str
@@ -76,16 +77,16 @@ class Party(Protocol):
         ...
 
     def tick(self, now: float) -> Step:
-        """Return the step that is due at time ``now``. Called again until it has no writes."""
+        """Return the step that is due at time ``now``. Called again until a step has no writes."""
         ...
 
     def fold(self, write: Write) -> None:
         """Apply a stored write to the state."""
         ...
 
-    #: Kinds of writes whose effect on the state a snapshot holds.
+    #: Kinds of writes whose effect on the state is in a snapshot.
     summarised: ClassVar[tuple[str, ...]]
-    #: Number of writes of calls that are computed and not durable yet.
+    #: Number of writes of calls that are computed but not durable yet.
     in_flight: int
 
     def attach(self, store: Store) -> None:
@@ -115,7 +116,8 @@ class Party(Protocol):
 class Covered(NamedTuple):
     """What a snapshot covers: the log up to ``position``.
 
-    ``others`` is the hash of the writes up to there whose kinds are not in `Party.summarised`.
+    ``others`` is the hash of the writes up to that position whose kinds are not in
+    `Party.summarised`.
     """
 
     position: Position = ORIGIN
@@ -126,7 +128,7 @@ UNCOVERED = Covered()
 
 
 class Speaker:
-    """Base class of the parties: plan, name, keys, signed messages and clock."""
+    """Base class of the parties. It has their plan, name, keys, signed messages and clock."""
 
     summarised: ClassVar[tuple[str, ...]] = ()
     in_flight = 0
@@ -174,7 +176,7 @@ class Speaker:
         return self.unanswered_since is not None and now > self.unanswered_since + LATE_SECONDS
 
     def own_time(self, now: float) -> float:
-        """Convert ``now``, the corrected time, to the time that this machine's clock shows."""
+        """Return the time of this machine's clock at the corrected time ``now``."""
         return now + max(self.ahead, 0.0)
 
     def _store_clock_reading(self, sender: str, time: float, after: float) -> None:
@@ -215,8 +217,8 @@ class Speaker:
 # ---- on disk -------------------------------------------------------------------------------------
 
 Clock = Callable[[], float]
-#: A jump of the wall clock by more than DOUBTED seconds is ignored at first. It is accepted once it
-#: has stayed the same for BELIEVED seconds.
+#: A jump of the wall clock by more than DOUBTED seconds is ignored at first. The jump is accepted
+#: after it has stayed the same for BELIEVED seconds.
 DOUBTED, BELIEVED = 30.0, 600.0
 #: Seconds after which the status says that the party waits for an answer.
 LATE_SECONDS = 5.0
@@ -225,7 +227,7 @@ MAX_CLOCK_TIME = 2.0**40
 
 
 def monotonic_seconds() -> float:
-    """Return monotonic seconds; if the system supports it, they count while the machine sleeps."""
+    """Return monotonic seconds, which also count while the machine sleeps if the system can."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
@@ -233,32 +235,32 @@ def monotonic_seconds() -> float:
 class SteadyClock:
     """A wall clock that ignores short-lived jumps, and is never later than other parties' clocks.
 
-    A silo closes the sums of a period when the period is over, which cannot be undone. So a single
-    wrong clock must not close them.
+    A silo closes the sums of a period when the period is over, which cannot be undone. So one wrong
+    clock must not be enough to close the sums.
 
-    - A jump is a difference between the wall clock and the last reading plus the monotonic time
-      since then. It is ignored: the clock continues from the last reading. The wall clock is
-      accepted again when the jump has stayed the same for `BELIEVED` seconds, or when the wall
-      clock agrees with the other parties' clocks.
+    - A jump is the difference between the wall clock and the expected time, which is the last
+      reading plus the monotonic time since then. A jump of more than `DOUBTED` seconds is ignored:
+      the clock shows the expected time. The wall clock is accepted again when the jump has stayed
+      the same for `BELIEVED` seconds, or when the wall clock agrees with the other parties' clocks.
     - Other parties put their clock times into signed messages. If this clock is certainly more than
       `DOUBTED` seconds ahead of the median of their clocks, the median is used instead. So a silo
-      closes a period only if the period may be over by its own clock and by the hub's clock. A hub
-      ends a grace period only if it may be over by the hub's clock and by half of the silos'
-      clocks. A clock that is behind is not corrected.
+      closes a period only if the period may be over both by its own clock and by the hub's clock. A
+      hub ends a grace period only if the period may be over both by the hub's clock and by half of
+      the silos' clocks. A clock that is behind is not corrected.
 
     Parameters
     ----------
     wall : callable
         Returns seconds since 1970.
     monotonic : callable
-        Returns seconds since any fixed point; never decreases.
+        Returns seconds since some fixed time; the result never decreases.
     """
 
     def __init__(self, wall: Clock = time.time, monotonic: Clock = monotonic_seconds) -> None:
         self._wall, self._monotonic = wall, monotonic
         self._lock = threading.Lock()
         self._last_reading, self._read_at = wall(), monotonic()
-        #: The jump in seconds that is ignored, and the monotonic time when it was first seen.
+        #: The ignored jump in seconds, and the monotonic time when it was first seen.
         self._jump, self._jump_since = 0.0, self._read_at
         #: Party -> (lower bound, upper bound, monotonic time). The bounds are for the difference
         #: between the party's clock and this machine's monotonic time. The time is when this
@@ -282,10 +284,10 @@ class SteadyClock:
     def add_reading(self, reading: ClockReading) -> None:
         """Update the bounds on another party's clock from a reading in its message.
 
-        The other clock was read after this clock showed ``reading.after`` and before now. This
+        The other clock was read after this clock showed ``reading.after``, and before now. This
         gives a lower and an upper bound, which differ by the round-trip time. If a reading answers
-        an older message than the last reading did, it was delayed or replayed, and is ignored.
-        Comparisons of times tolerate an error of one second.
+        an older message than the last reading did, the reading was delayed or replayed, so it is
+        ignored. Comparisons of times tolerate an error of one second.
         """
         with self._lock:
             now = self._monotonic()
@@ -321,7 +323,7 @@ class SteadyClock:
         return max(lower, 0.0) or min(upper, 0.0)
 
     def _agrees(self, reading: float, monotonic: float) -> bool:
-        """Return True if a reading certainly agrees with most other clocks, up to `DOUBTED` s."""
+        """Return True if a reading certainly differs by at most `DOUBTED` s from most clocks."""
         largest_errors = sorted(
             max(abs(reading - monotonic - low), abs(reading - monotonic - high))
             for low, high, _ in self._others.values()

@@ -96,13 +96,13 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: Values with Laplace noise of more than this many scales are refused. Honest noise exceeds it
+#: Values whose Laplace noise is more than this number of scales are refused. Honest noise is larger
 #: once in 10^17 numbers.
 _MAX_NOISE_SCALES = 40.0
 
 
 class PhaseModel(Acting):
-    """Choose actions by a local UCB policy in the initial phases, and then by the last broadcast.
+    """Chooses actions by a local UCB policy in the initial phases, and then by the last broadcast.
 
     In the initial phases, the policy uses only the silo's own records.
 
@@ -191,13 +191,13 @@ class MeanRange:
 
 
 class _Points:
-    """Compute what each record adds to the sums; these plans do not randomize records."""
+    """What each record adds to the sums; these plans do not randomize records."""
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute what one record adds to the sums, (s,)."""
+        """Return what one record adds to the sums, (s,)."""
         statistic = np.zeros(self._size)
         linalg.accumulate(statistic, x, y)
         return statistic
@@ -265,7 +265,7 @@ class PhaseSilo(SiloParty):
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """Make the report of a phase: the least-squares estimate (d,) of its records, or zeros.
+        """Return the report of a phase: the least-squares estimate (d,) of its records, or zeros.
 
         The same records give the same bytes.
         """
@@ -298,7 +298,7 @@ class PhaseHub(Hub):
         return of_phases(self.deployed)
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute the model (d,) of a release: the private mean of the estimates in its set.
+        """Return the model (d,) of a release: the private mean of the estimates in its set.
 
         A silo without a report counts with an estimate of 0.
         """

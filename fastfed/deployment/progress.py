@@ -1,6 +1,6 @@
 """What each party can wait for, and how a person can end the wait.
 
-The status of a party has a row of the table `WAITS`, so that it explains why a plan makes no
+The status of a party contains a row of the table `WAITS`, which explains why a plan makes no
 progress. docs/deployment.md shows the table, and a test reaches each row.
 """
 
@@ -133,7 +133,7 @@ def waiting(
     since : float or None
         When the wait began, in seconds since 1970; None if nothing is due.
     who : iterable of str
-        Names of the parties for which it waits.
+        Names of the parties for which the party waits.
 
     Returns
     -------
@@ -152,8 +152,8 @@ def waiting(
 
 
 def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of `waiting` that change if the party waits for clocks to agree.
+    """Return the entries of `waiting` that change if the party waits until clocks agree.
 
-    This is the case if something is due by the party's clock, but not by the other clocks.
+    A party waits for this if something is due by its own clock, but not by the other clocks.
     """
     return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}

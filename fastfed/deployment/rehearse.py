@@ -294,7 +294,7 @@ def _run(
 
 
 def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
-    """Compute the result of a silo, whose cases are ``records``."""
+    """Return the result of a silo, whose cases are ``records``."""
     party = silo.party
     ends = [cast(Ended, party.ended[name]) for name in party.ended]
     rewards = [end.reward for end in ends if end.reward is not None]

@@ -1,9 +1,9 @@
 """How a record becomes features and a reward: the columns, actions and outcome of a plan.
 
-There are two kinds of plans. With raw rows, the application computes a row of features for each
-action, and the plan has only the columns' ranges (`Schema`). With records, the application passes a
-person's values by column name. The plan then also declares the columns of records (`Variable`), the
-actions (`Catalogue`) and how an outcome becomes a reward (`Outcome`).
+There are two kinds of plans. In plans with raw rows, the application computes a row of features for
+each action, and the plan has only the columns' ranges (`Schema`). In plans with records, the
+application passes a person's values by column name. Such a plan also declares the columns of
+records (`Variable`), the actions (`Catalogue`) and how an outcome becomes a reward (`Outcome`).
 
 All of this is declared in the spec, and nothing is estimated from data. Errors about a record name
 its column and range, but never a value, which is personal data.
@@ -100,9 +100,9 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     fill : float, str or None
         Replaces a missing value: a number in ``unit``, or a code.
     missing_flag : bool
-        True for an additional feature that is 1 if the value is missing, else 0. If a value is
-        missing and there is no ``fill``, the other features are then 0. A column without
-        ``missing_flag`` and ``fill`` refuses missing values.
+        True for an additional feature that is 1 if the value is missing, else 0. Then, if a value
+        is missing and there is no ``fill``, the column's other features are 0. A column with
+        neither ``missing_flag`` nor ``fill`` refuses missing values.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of a row that hold the features of this column's values."""
+        """The columns of a row that contain the features of this column's values."""
         if self.kind == "category":
             columns = [Column(f"{self.name}={code}", 0.0, 1.0) for code in self.codes]
         else:
@@ -151,13 +151,13 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return "one of " + ", ".join(self.codes[:20]) + (", ..." if len(self.codes) > 20 else "")
 
     def features(self, value: object) -> list[float]:
-        """Compute the features of one value of this column.
+        """Return the features of one value of this column.
 
         Raises
         ------
         InputError
             If the value cannot be read, or if it is missing or outside the range and the column
-            refuses that.
+            refuses such values.
         """
         if not is_missing(value, self.codes):
             features = self._encoded(value)
@@ -179,10 +179,10 @@ class Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         return [*(empty if filled is None else filled), *([1.0] if self.missing_flag else [])]
 
     def _encoded(self, value: object) -> list[float] | None:
-        """Compute the features of a value that is not missing, without the missing flag.
+        """Return the features of a value that is not missing, without the missing flag.
 
-        Return None for text in place of a number, a number outside the range that is not clipped,
-        or an unknown code.
+        Return None for a text in place of a number, for a number outside the range that is not
+        clipped, and for an unknown code.
         """
         if self.kind == "number":
             as_float = as_number(value)
@@ -214,9 +214,9 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     names : tuple of str
         Names of the actions.
     features : tuple of tuple of float
-        Features of each action. The row of an action is the outer product of its features and the
-        record's features. If empty, each action has a separate block of the row, and so a separate
-        linear model.
+        Features of each action. The row of an action is the outer product of the action's features
+        and the record's features. If empty, each action has a separate block of the row, and
+        therefore a separate linear model.
     constant : float
         A constant that is appended to the record's features: an intercept of each action. 0 for
         none.
@@ -235,7 +235,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return np.array(self.features) if self.features else np.eye(len(self.names))
 
     def columns(self, context: Sequence[Column]) -> tuple[Column, ...]:
-        """List the columns of a row, given the columns of a record's features."""
+        """Return the columns of a row, given the columns of a record's features."""
         context_columns = [*context]
         if self.constant:
             context_columns.append(
@@ -260,7 +260,7 @@ class Catalogue(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return tuple(columns)
 
     def rows(self, context: Sequence[float], offered: Sequence[int]) -> np.ndarray:
-        """Compute the rows (K, d) of the offered actions, given the features of a record."""
+        """Return the rows (K, d) of the offered actions, given the features of a record."""
         features = [*context, self.constant] if self.constant else [*context]
         rows = np.kron(self.matrix[list(offered)], np.array(features)[None, :])
         if self.shared:
@@ -278,7 +278,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     low, high : float
         Range of a number: the reward is 0 at ``low`` and 1 at ``high``.
     unit : str
-        For readers.
+        Unit of the number, for readers.
     better : {"high", "low"}
         With "low" the reward is 1 at ``low`` and 0 at ``high``.
     outside : {"clip", "refuse"}
@@ -299,12 +299,13 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     correct: tuple[tuple[str, str], ...]
 
     def reward(self, value: object, action: str) -> float:
-        """Compute the reward of an action from its outcome.
+        """Return the reward of an action from its outcome.
 
         Raises
         ------
         InputError
-            If the outcome is missing or unknown, or is outside the range and the plan refuses that.
+            If the outcome is missing or unknown, or if it is outside the range and the plan refuses
+            such outcomes.
         """
         table: Sequence[tuple[str, Any]] = self.codes or self.correct
         if is_missing(value, [code for code, _ in table]):
@@ -347,11 +348,12 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @property
     def width(self) -> int:
-        """Number of features of a row, computed without the list of columns, which may be huge."""
+        """Number of features of a row; computed without the list of columns, which may be huge."""
         context = sum(
             (len(v.codes) if v.kind == "category" else 1) + v.missing_flag for v in self.variables
         )
-        # A row has one block of the context for each feature of an action, or for each action.
+        # A row has one block with the context for each feature of an action; without such features,
+        # one block for each action.
         blocks = len(self.actions.features[0]) if self.actions.features else len(self.actions.names)
         return blocks * (context + bool(self.actions.constant)) + bool(self.actions.shared)
 
@@ -364,7 +366,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return math.sqrt(action_square * context_square + self.actions.shared**2)
 
     def context(self, record: Mapping[str, Any]) -> list[float]:
-        """Compute the features of a record; an InputError names the column that does not fit."""
+        """Return the features of a record; an InputError names the column that does not fit."""
         if not isinstance(record, Mapping):
             raise InputError("record must be values by column name, got something else")
         names = {variable.name for variable in self.variables}
@@ -395,8 +397,8 @@ class Records(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """How rows become features: values are clipped to the columns' ranges and divided by ``norm``.
 
-    Ranges and norm are declared, not estimated from data. With ``records``, rows are computed from
-    records first.
+    Ranges and norm are declared, not estimated from data. With ``records``, the rows are first
+    computed from records.
     """
 
     columns: tuple[Column, ...]
@@ -419,7 +421,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return fields if self.records is not None else fields[:-1]
 
     def features(self, actions: object) -> np.ndarray:
-        """Clip and scale the offered rows to features, (K, d).
+        """Return the features (K, d) of the offered rows, which are clipped and scaled.
 
         Raises
         ------
@@ -434,7 +436,7 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return scaled
 
     def offer(self, actions: object, record: Any, among: object) -> tuple[np.ndarray, list[int]]:
-        """Compute the features of the offered actions of one decision.
+        """Return the features of the offered actions of one decision.
 
         Parameters
         ----------
@@ -472,14 +474,15 @@ class Schema(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return self.records.actions.names[index] if self.records is not None else ""
 
     def reward(self, outcome: object, action: int) -> float:
-        """Compute the reward of an action, given by its index, from its outcome."""
+        """Return the reward of an action, given by its index, from its outcome."""
         if self.records is None:
             raise InputError("this plan declares no outcome: give the reward, in [0, 1]")
         return self.records.outcome.reward(outcome, self.action(action))
 
 
-#: Largest absolute value of the ends of a range; its inverse is the smallest norm, and the smallest
-#: width of a range. So products and squares of features are finite, and no record gives NaN.
+#: Largest absolute value of the ends of a range. Its inverse is the smallest allowed norm and the
+#: smallest allowed width of a range. So products and squares of features are finite, and no record
+#: gives NaN.
 MAX_END = 1e50
 _RANGE_LIMIT_TEXT = f"; its ends are at most {MAX_END:g} in size"
 

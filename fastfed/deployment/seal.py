@@ -1,10 +1,10 @@
 """What a party derives from its secret: signatures, encryption keys and *sealed* noise.
 
 Sealed noise is a pseudorandom function of the secret, the plan, the party, the node (a partial sum
-in the tree of releases) and the exact sums that the noise hides. A party that is restarted,
-restored from a backup or copied thus draws the same noise for the same sums, and independent noise
-for different sums. So two messages about one node are either equal, or a composition of two
-mechanisms, which the ledger charges. Noise never cancels in their difference.
+in the tree of releases) and the exact sums that the noise hides. So a party that is restarted,
+restored from a backup or copied draws the same noise for the same sums, and independent noise for
+different sums. Therefore two messages about one node are either equal, or a composition of two
+mechanisms, which the ledger charges. Noise never cancels in the difference of two messages.
 
 Needs the package `cryptography` (the extra ``deploy``).
 """
@@ -55,9 +55,9 @@ def digest(data: bytes) -> bytes:
 
 
 def keyed_digest(key: bytes, purpose: bytes, *parts: bytes) -> bytes:
-    """Return the keyed BLAKE2b of a list of parts, 32 bytes; ``purpose`` separates its uses.
+    """Return the keyed BLAKE2b of a list of parts, 32 bytes; each use has its ``purpose``.
 
-    Each part is preceded by its length, so different lists of parts give different inputs.
+    The length of each part precedes the part, so different lists of parts give different inputs.
     """
     hasher = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=purpose)
     for part in parts:
@@ -99,12 +99,13 @@ class Identity:
         return self._sign.sign(data)
 
     def decrypt(self, sealed: bytes, context: bytes) -> bytes:
-        """Decrypt data that `encrypted_to` encrypted to this party.
+        """Return the decrypted data that `encrypted_to` encrypted to this party.
 
         Raises
         ------
         InputError
-            If the data were encrypted to a different party or in a different context, or changed.
+            If the data were encrypted to a different party or in a different context, or were
+            changed.
         """
         try:
             sender_key = X25519PublicKey.from_public_bytes(sealed[:KEY_BYTES])
@@ -114,7 +115,7 @@ class Identity:
             raise InputError("the data encrypted to this party cannot be opened") from None
 
     def agreed_with(self, public: bytes, context: bytes) -> bytes:
-        """Derive the key that this party and the owner of a public key share in one context.
+        """Return the key that this party and the owner of a public key share in one context.
 
         Both parties derive the same key from the other party's X25519 public key.
 
@@ -145,7 +146,7 @@ def is_encryption_key(public: bytes) -> bool:
 
 
 def encrypted_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> bytes:
-    """Encrypt data to a party's X25519 public key, with an ephemeral key pair derived from a seed.
+    """Return data encrypted to a party's X25519 public key, with an ephemeral key pair from a seed.
 
     The same seed and data give the same bytes, so a party can make the same message again. The seed
     must be secret, and must not be used for different data. ``context`` is authenticated:
@@ -159,19 +160,19 @@ def encrypted_to(public: bytes, data: bytes, context: bytes, seed: bytes) -> byt
 
 
 def _shared(secret: bytes, first: bytes, second: bytes) -> bytes:
-    """Derive an encryption key from the secret of a key exchange and both public keys."""
+    """Return the encryption key for the secret of a key exchange and both public keys."""
     return _derived(secret, b"fastfed" + first + second)
 
 
 def _derived(secret: bytes, info: bytes, salt: bytes | None = None) -> bytes:
-    """Derive a key from a secret by HKDF with SHA-256."""
+    """Return a key derived from a secret by HKDF with SHA-256."""
     kdf: Any = HKDF(hashes.SHA256(), KEY_BYTES, salt=salt, info=info)
     key: bytes = kdf.derive(secret)
     return key
 
 
 def verified(public: bytes, signature: bytes, data: bytes) -> bool:
-    """Return True if this is a valid signature of the data under this public key."""
+    """Return True if ``signature`` is a valid signature of the data for this public key."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -190,7 +191,7 @@ def uniform_below(count: int, entropy: Callable[[int], bytes]) -> int:
 
 # ---- noise ---------------------------------------------------------------------------------------
 
-#: Purposes of `keyed_digest`: keys for different uses are independent.
+#: Purposes of `keyed_digest`: keys for different purposes are independent.
 _NOISE, _MORE, _PAD = b"fastfed noise", b"fastfed more", b"fastfed share"
 _ROUND, _SESSION = b"fastfed round", b"fastfed session"
 _REPORT = b"fastfed report"
@@ -243,8 +244,8 @@ def read_secret(path: str | Path) -> bytes:
 class _Stream:
     """The random bytes of one draw, as the exact samplers of `fastfed._sampling` read them.
 
-    A call returns the next bytes. `further` returns more bits of one uniform number, which an exact
-    sampler requests if the first bits do not decide a comparison.
+    A call returns the next bytes. `further` returns more bits of one uniform number. An exact
+    sampler requests them if the first bits do not decide a comparison.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -269,10 +270,10 @@ class _Stream:
 
 
 class SealedNoise:
-    """Draw the noise of one party of a deployment: the same noise for the same sums.
+    """The noise of one party of a deployment: the same noise for the same sums.
 
-    Draws are exact samples, without floating-point error (docs/exact.md). `set_hidden_sums` must
-    be called for a node before its noise is drawn.
+    Draws are exact samples, without floating-point error (docs/exact.md). Call `set_hidden_sums`
+    for a node before its noise is drawn.
 
     Parameters
     ----------
@@ -312,7 +313,7 @@ class SealedNoise:
         self._hidden[node] = sums
 
     def key(self, purpose: bytes, silo: int, node: int) -> bytes:
-        """Derive the key of one draw from all that the noise depends on."""
+        """Return the key of one draw, derived from everything that the noise depends on."""
         if node not in self._hidden:
             raise InputError(f"the noise of node {node} was requested before its sums were known")
         place = silo.to_bytes(8, "big"), node.to_bytes(8, "big")
@@ -353,7 +354,7 @@ class SealedNoise:
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1), (count,), for the random rotation of a release.
 
-        They do not depend on the data, as the certificate assumes for the rotation.
+        The numbers do not depend on the data, as the certificate assumes for the rotation.
         """
         place = purpose.to_bytes(8, "big"), release.to_bytes(8, "big")
         key = keyed_digest(self._secret, _PUBLIC, self._plan, self._owner, *place)
@@ -380,17 +381,17 @@ class SealedNoise:
         return np.argsort(np.frombuffer(keystream(key, 8 * count), dtype="<u8"), kind="stable")
 
     def session(self, silo: int, node: int) -> bytes:
-        """Derive 32 bytes that depend on the sums of a node, but reveal nothing about them."""
+        """Return 32 bytes that depend on the sums of a node, but reveal nothing about the sums."""
         return self.key(_SESSION, silo, node)
 
     def pad(self, silo: int, node: int, size: int) -> tuple[np.ndarray, bytes]:
-        """Draw the helper's share of a row, uniform words (size,), and a seed to encrypt it."""
+        """Draw the helper's share of a row, uniform words (size,), and a seed for encryption."""
         key = self.key(_PAD, silo, node)
         words = np.frombuffer(keystream(key, 8 * size), dtype="<u8").astype(np.uint64)
         return words, keyed_digest(key, b"fastfed sealing")
 
     def report_seed(self, silo: int, release: int, data: bytes) -> bytes:
-        """Derive the seed to encrypt a report with; the same data give the same seed."""
+        """Return the seed for encrypting a report; the same data give the same seed."""
         place = silo.to_bytes(8, "big"), release.to_bytes(8, "big")
         return keyed_digest(self._secret, _REPORT, self._plan, self._owner, *place, data)
 
@@ -398,9 +399,9 @@ class SealedNoise:
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
     """Return the encoded sums that the noise of a release hides, by the number of the node.
 
-    The noise of a node of a tree hides the sum of the leaves below it. So if a record moves from
-    one of these leaves to another, the noise stays the same. Without a tree, the noise of release k
-    hides the sums of all leaves 1..k.
+    The noise of a node of a tree hides the sum of the leaves below the node. So if a record moves
+    from one of these leaves to another, the noise stays the same. Without a tree, the noise of
+    release k hides the sums of all leaves 1..k.
 
     Parameters
     ----------
@@ -429,5 +430,5 @@ def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
 
 
 def _encoded_sums(sums: np.ndarray) -> bytes:
-    """Encode exact sums as little-endian float64; -0.0 becomes 0.0."""
+    """Return exact sums encoded as little-endian float64; -0.0 becomes 0.0."""
     return (sums + 0.0).astype("<f8").tobytes()

@@ -161,7 +161,7 @@ class SiloParty(SiloRecords):
         self._last_randomizer: tuple[SumRandomizer, bytes] | None = None
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute the s = `Plan.statistic_size` numbers that one record adds to the sums, (s,)."""
+        """Return the s = `Plan.statistic_size` numbers that one record adds to the sums, (s,)."""
         return self._statistics.point(x, y)
 
     def _randomizer(self) -> Any:
@@ -576,7 +576,7 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Make a `Join` with this silo's nonce and, if the hub has sent a nonce, one with that.
+        """Return a `Join` with this silo's nonce, and another with the hub's nonce if there is one.
 
         The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
         second message repeats the hub's nonce, and so proves that this silo is running now.
@@ -615,7 +615,7 @@ class SiloParty(SiloRecords):
         return Step((), self._unconfirmed(now), step.problem)
 
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
-        """Make the messages that the hub may not have, and a `Join`.
+        """Return the messages that the hub may not have, and a `Join`.
 
         The hub answers the `Join` with a list of the reports that it has.
         """
@@ -682,7 +682,7 @@ class SiloParty(SiloRecords):
         return release <= self.model.release
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
-        """Make two messages for the hub: a `Seen`, which it passes on to all silos, and the report.
+        """Return two messages for the hub: a `Seen`, to be passed on to all silos, and the report.
 
         The `Seen` holds the digests of the report and of the last broadcast that this silo has.
         """
@@ -736,7 +736,7 @@ class SiloParty(SiloRecords):
         return {k: report for k, report in digests if report is not None}
 
     def report(self, release: int) -> bytes:
-        """Make the signed report of a release. The same records give the same bytes."""
+        """Return the signed report of a release. The same records give the same bytes."""
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
         if isinstance(randomizer, SumRandomizer):
             values = self._randomized(release, randomizer)
@@ -753,7 +753,7 @@ class SiloParty(SiloRecords):
         return self._secure_report(release, randomizer.row(leaf_sums))
 
     def _randomized(self, release: int, randomizer: SumRandomizer) -> np.ndarray:
-        """Compute the values (s,) of a report with a new randomizer.
+        """Return the values (s,) of a report with a new randomizer.
 
         The randomizer's state depends on all earlier reports, so these are computed first. If the
         last call has computed them from the same sums, a copy of its randomizer is used instead.
@@ -798,7 +798,7 @@ class SiloParty(SiloRecords):
         return []
 
     def _secure_report(self, release: int, values: np.ndarray) -> bytes:
-        """Make a report whose values (s,) no party may see: split into two shares, or masked."""
+        """Return a report whose values (s,) no party may see: split into two shares, or masked."""
         if not self.deployed.masked:
             return self.encrypt_report(
                 release, *in_shares(self, self.index, release, values, self._sealing)

@@ -1,4 +1,4 @@
-"""Secure sums: only the sum of all silos' reports becomes known, not a single silo's report.
+"""Secure sums: only the sum of all silos' reports becomes known, but no single silo's report.
 
 A report is a *row* of words (integers modulo 2^64). It is hidden in one of two ways:
 
@@ -6,11 +6,11 @@ A report is a *row* of words (integers modulo 2^64). It is hidden in one of two 
 hub. The other is encrypted to the *helper*, a third party, which adds up the shares of all silos.
 
 **Masks** need no third party. Every pair of silos derives a shared key from the public keys in the
-plan file (X25519, HKDF). Their mask is computed by ChaCha20 from this key, the release and the
-*sessions* of both silos. One silo of the pair adds the mask and the other subtracts it, so masks
-cancel only in the sum over all silos. A silo's session is 32 bytes derived from the sums of its
-report; the hub passes it on to all silos before they report. So if a silo loses its state and its
-ledger, and makes a different report of the same release, it uses different masks.
+plan file (X25519, HKDF). The mask of the pair is computed by ChaCha20 from this key, the release
+and the *sessions* of both silos. One silo of the pair adds the mask and the other subtracts it, so
+masks cancel only in the sum over all silos. A silo's session is 32 bytes derived from the sums of
+its report; the hub passes the session on to all silos before they report. So if a silo loses its
+state and its ledger, and makes a different report of the same release, it uses different masks.
 
 **Bit counts.** The rows may be counts of random bits (zhou-chowdhury-2024, Algorithms 5-7). In the
 paper, a shuffler permutes all users' bits, which reveals only how many bits are ones. A secure sum
@@ -55,7 +55,7 @@ HUB_CONTEXT = b"hub"
 def in_shares(
     speaker: Speaker, index: int, release: int, row: np.ndarray, sealing: SealedNoise
 ) -> tuple[np.ndarray, bytes]:
-    """Split a row of words into two shares.
+    """Return the two shares of a row of words, the helper's share encrypted.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def in_shares(
     ndarray of uint64, shape (s,)
         The hub's share.
     bytes
-        The helper's share, encrypted to it.
+        The helper's share, signed by the silo and encrypted to the helper.
     """
     deployed = speaker.deployed
     helper = deployed.document.helper
@@ -86,8 +86,8 @@ def in_shares(
 def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b"") -> bytes:
     """Return the bytes that bind an encrypted share to its plan, silo and release.
 
-    By default, they are for a share to the helper. With ``to`` = `HUB_CONTEXT`, they are for a
-    report to the hub.
+    By default, the bytes are for a share for the helper. With ``to`` = `HUB_CONTEXT`, they are for
+    a report for the hub.
     """
     return to + deployed.digest + silo.to_bytes(8, "big") + release.to_bytes(8, "big")
 
@@ -96,7 +96,7 @@ def share_context(deployed: DeployedPlan, silo: int, release: int, to: bytes = b
 
 
 class PairMasks:
-    """Compute the masks that one silo shares with each other silo.
+    """The masks that one silo shares with each other silo.
 
     Parameters
     ----------
@@ -114,10 +114,10 @@ class PairMasks:
 
     Notes
     -----
-    Guarantee: to everybody except the two silos of a pair, their masks look uniform and independent
-    for different releases and sessions, under the usual assumptions on X25519, HKDF, BLAKE2b and
-    ChaCha20. If the hub passes on a false session, the two silos use different masks: the sum is
-    then useless, but reveals nothing.
+    Guarantee: to everybody except the two silos of a pair, the masks of the pair look uniform, and
+    independent for different releases and sessions, under the usual assumptions on X25519, HKDF,
+    BLAKE2b and ChaCha20. If the hub passes on a false session, the two silos use different masks:
+    then the sum is useless, but reveals nothing.
     """
 
     def __init__(self, deployed: DeployedPlan, silo: int, identity: Identity) -> None:
@@ -147,20 +147,22 @@ class PairMasks:
 
 
 class Sessions:
-    """The sessions of one silo: those that it has sent, and the lists that it has received.
+    """The sessions that one silo has sent, and the lists of sessions that it has received.
 
-    A session is 32 bytes on which the masks of a release depend; a list has all silos' sessions.
+    A session is 32 bytes on which the masks of a release depend. A list contains the sessions of
+    all silos for one release.
 
     Attributes
     ----------
     sent : dict of int to bytes
-        Release -> this silo's session. It is stored before it is sent. From then on the leaf is
-        closed: no record enters the sums of this release any more.
+        Release -> this silo's session, which is stored before it is sent. From then on the leaf is
+        closed: no further record enters the sums of this release.
     lists : dict of int to tuple of bytes
-        Release -> the sessions of all silos, in order. Stored.
+        Release -> the sessions of all silos, in order. Lists are stored.
     foreign : set of int
-        Releases for which the hub has a different session of this silo than this silo's state
-        gives, because the state was restored from a backup. Not stored: empty after a restart.
+        Releases for which the hub has a session of this silo that differs from the session that
+        this silo's state gives, because the state was restored from a backup. Not stored, so empty
+        after a restart.
     """
 
     def __init__(self, deployed: DeployedPlan, silo: int) -> None:
@@ -177,7 +179,7 @@ class Sessions:
         return max(self.sent, default=0)
 
     def missing(self, release: int) -> bool:
-        """Return True if the list of sessions is needed for a release and has not arrived."""
+        """Return True if a release needs the list of sessions and the list has not arrived."""
         return self._masked and 1 <= release <= self._releases and release not in self.lists
 
     def check_list(
@@ -196,8 +198,8 @@ class Sessions:
         Returns
         -------
         tuple of Write
-            The write that stores the list. Empty if the list is stored already. Empty as well if
-            the list has a different session of this silo: the release is then added to `foreign`.
+            The write that stores the list. Empty if a list is stored already. Also empty if the
+            list contains a different session of this silo; then the release is added to `foreign`.
         str
             An error if the hub has sent two different lists; else empty.
 
@@ -235,11 +237,11 @@ class Sessions:
 
 
 class Helper(Speaker):
-    """Run the helper of a secure sum as a state machine.
+    """The helper of a secure sum, as a state machine.
 
-    For each release, the hub sends the helper one set of shares, and the helper answers with their
-    sum. It answers only one set for each release: the difference of the sums of two sets could
-    reveal a single silo's report.
+    For each release, the hub sends the helper one set of shares, and the helper answers with the
+    sum of these shares. The helper answers only one set for each release: the difference of the
+    sums of two sets could reveal a single silo's report.
 
     Parameters
     ----------
@@ -254,7 +256,7 @@ class Helper(Speaker):
         if helper is None:
             raise Refused("the plan has no helper")
         super().__init__(deployed, helper.name, secret)
-        # All of this state is saved in the store.
+        # The state below is saved in the store.
         #: Release -> the bytes of this helper's answer.
         self.answers: dict[int, bytes] = {}
         #: Release -> the entries of the set that was answered: silos and digests of their reports.
@@ -276,7 +278,7 @@ class Helper(Speaker):
         return waiting("helper", "set", release, close_time if now >= close_time else None, [hub])
 
     def tick(self, now: float) -> Step:
-        """Send a `Join`, which the hub answers with the set that needs the helper's total."""
+        """Return the step that sends a `Join`; the hub answers with the set to add up, if any."""
         body = wire.Join(self._nonce, self.agreement, self.own_time(now))
         data = self.signed(len(self.answers), body)
         return Step((), (Message(self.deployed.document.hub.name, data),))
@@ -308,11 +310,14 @@ class Helper(Speaker):
 
     @property
     def _head(self) -> bytes:
-        """SHA-256 of the last answer; empty before the first."""
+        """SHA-256 of the last answer; empty before the first answer."""
         return digest(self.answers[len(self.answers)]) if self.answers else b""
 
     def _take_returned_answer(self, envelope: Envelope, data: bytes) -> Step:
-        """Check and store an answer that this helper gave before it was restored from a backup."""
+        """Return the step that stores an answer given before a restore from a backup.
+
+        If the answer contradicts this helper's answers, the step raises an alarm.
+        """
         release = envelope.release
         if release in self.answers:
             if self.answers[release] == data:
@@ -331,7 +336,7 @@ class Helper(Speaker):
         return Step((), (Message(self.deployed.document.hub.name, answer),))
 
     def _total(self, envelope: Envelope, body: Opened) -> bytes:
-        """Decrypt the helper's shares of a set, and return their sum modulo 2^64 as bytes."""
+        """Return the sum of the helper's decrypted shares of a set, modulo 2^64, as bytes."""
         release, label = envelope.release, f"the hub's request for release {envelope.release}"
         wire.check_entries(body.entries, self.plan.silos, label)
         least = self.deployed.document.least
@@ -341,7 +346,7 @@ class Helper(Speaker):
             )
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         for entry, sealed in zip(body.entries, body.sealed, strict=True):
-            # A share is a signed envelope, so the hub cannot replace it by a different one.
+            # A share is an envelope signed by its silo, so the hub cannot replace the share.
             name = self.deployed.silos[entry.silo]
             decrypted = self.identity.decrypt(
                 sealed, share_context(self.deployed, entry.silo, release)
@@ -384,11 +389,11 @@ class Record(NamedTuple):
 
 
 def hidden_of(plan: Plan, release: int, records: Sequence[Record]) -> bytes:
-    """Compute a digest of the records that the noise bits of a release hide.
+    """Return a digest of the records that the noise bits of a release hide.
 
     The digest is of the records, not of their sum: each record is rounded at random, so different
-    records with the same sum give different counts. It does not depend on which leaf of the node
-    a record is in.
+    records with the same sum give different counts. The digest does not depend on which leaf of the
+    node contains a record.
     """
     # Adding 0.0 turns -0.0 into 0.0: equal records must have equal bytes.
     records_of_node = sorted(
@@ -411,9 +416,9 @@ def _records_below(plan: Plan, release: int, records: Sequence[Record]) -> list[
 
 
 class Counter:
-    """Compute one silo's counts of bits that are one, minus their expectation without data.
+    """One silo's counts of bits that are one, minus the expectation of the counts without data.
 
-    The bits are those of randomly rounded records, and noise bits.
+    The bits are the bits of randomly rounded records, and noise bits.
 
     Parameters
     ----------
@@ -435,13 +440,13 @@ class Counter:
         self.plan, self.silo, self.noise = plan, silo, noise
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute what one record adds to the sums, (s,)."""
+        """Return what one record adds to the sums, (s,)."""
         statistic = np.zeros(self.plan.statistic_size)
         linalg.accumulate(statistic, x, y)
         return statistic
 
     def row(self, release: int, records: Sequence[Record]) -> np.ndarray:
-        """Compute the counts of a release as words modulo 2^64, uint64, (s,).
+        """Return the counts of a release as words modulo 2^64, uint64, (s,).
 
         Each record is rounded independently for each node of the tree. The number of noise bits
         depends on the largest number of records that the node may have, not on the actual number.
@@ -457,11 +462,11 @@ class Counter:
         return np.rint(COUNT_UNITS * counts).astype(np.int64).view(np.uint64)
 
     def _rounding(self, release: int, record: Record) -> np.ndarray:
-        """Draw the random words that round a record for the node of a release, uint32, (s,)."""
+        """Return the random words that round a record for the node of a release, uint32, (s,)."""
         plan, size = self.plan, self.plan.statistic_size
         if isinstance(self.noise, SealedNoise):
             return self.noise.rounding(self.silo, release, record.number, size)
-        # A simulation draws the words of a record for all of its nodes at once.
+        # A simulation draws the words of a record for all nodes at once.
         levels = [0]
         if not plan.protocol.flat:
             levels = aggregation.touched_levels(record.leaf, plan.releases)
@@ -470,5 +475,5 @@ class Counter:
 
 
 def shuffled(plan: Plan, release: int, total: np.ndarray) -> Shuffled:
-    """Convert the sum of all silos' rows modulo 2^64 to the output of a shuffler of all bits."""
+    """Return the output of a shuffler of all bits, from the sum of all silos' rows modulo 2^64."""
     return Shuffled(release, plan.dimension, total.view(np.int64) / float(COUNT_UNITS))

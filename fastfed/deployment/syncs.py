@@ -14,7 +14,9 @@ _ENDED = struct.Struct("=iid")
 
 
 class SyncThreads:
-    """Sync files in threads that do not need Python's lock. Only one thread uses this object.
+    """Threads that sync files and do not need Python's lock.
+
+    Only one thread may use this object.
 
     Parameters
     ----------
@@ -23,7 +25,7 @@ class SyncThreads:
     """
 
     def __init__(self, count: int) -> None:
-        # The threads read descriptors of files from one pipe, and write results to the other.
+        # The threads read file descriptors from one pipe, and write results to the other pipe.
         self._requests_read, self._requests = os.pipe()
         self._answers, self._answers_write = os.pipe()
         os.set_blocking(self._answers, False)
@@ -36,11 +38,11 @@ class SyncThreads:
             thread.start()
 
     def begin(self, file: int) -> None:
-        """Start to sync the content of the file with this descriptor."""
+        """Start to sync the content of the file with the descriptor ``file``."""
         os.write(self._requests, file.to_bytes(4, sys.byteorder))
 
     def fileno(self) -> int:
-        """Return a descriptor that can be read when a sync has ended."""
+        """Return a descriptor that becomes readable when a sync has ended."""
         return self._answers
 
     def ended(self) -> list[tuple[int, int, float]]:
@@ -51,7 +53,7 @@ class SyncThreads:
             return []
 
     def close(self) -> None:
-        """End the threads, once their syncs have ended."""
+        """Wait until all syncs have ended, and end the threads."""
         os.close(self._requests)
         for thread in self._threads:
             thread.join()

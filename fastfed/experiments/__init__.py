@@ -71,7 +71,7 @@ class Figure:
 
 
 def figure_ids() -> list[str]:
-    """List the ids of all figures, sorted."""
+    """Return the ids of all figures, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

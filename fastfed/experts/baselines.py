@@ -223,7 +223,7 @@ class Hedge:
         return ExpertChoice(0, None, np.full(self.plan.experts, 1.0 / self.plan.experts))
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Compute the weights, given the sums (d,) of losses since the last exchange."""
+        """Return the weights, given the sums (d,) of losses since the last exchange."""
         self._release += 1
         self._total += total
         excess_loss = (self._total - self._total.min()) / self.plan.silos

@@ -130,7 +130,7 @@ def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False
 
 
 def inverse_factor(V: ArrayLike, *, trusted: bool = False) -> np.ndarray:
-    """Compute the inverse W = L^{-1} of the Cholesky factor of V = L L'.
+    """Return the inverse W = L^{-1} of the Cholesky factor of V = L L'.
 
     Neither BLAS nor LAPACK is used, so the bits depend on V only.
 

@@ -5,9 +5,9 @@ privacy events. An event describes a release and is sufficient for accounting: p
 with ``exact()``, ``conditions()`` and ``noise_stds``, like a ``DpEvent`` of Google's dp_accounting.
 
 What the numbers do not say is declared in the plan's `Claim`: the budget, the relation, how often a
-user takes part. The claim also stores the epsilon with which the plan was sealed. `verify` computes
-this epsilon again and refuses the plan if the two differ. The account never reads the object that
-calibrated the noise.
+user takes part. To seal a plan is to store its exact epsilon in its claim (`sealed`). `verify`
+computes this epsilon again and refuses the plan if the two differ. The account never reads the
+object that calibrated the noise.
 
 ``released.register(MyPlan)`` adds a kind of plan. Nothing is checked for plans of unregistered
 kinds: their certificates are only as good as the package that wrote them.
@@ -85,19 +85,20 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     honest_fraction : float
         The fraction of users whose noise bits the account counts.
     vector_scale : float
-        The factor of the published code.
+        The factor of the published code on the number of noise bits of a vector sum.
     protect : {"experts", "messages"}
-        What noisy scores protect; see `VertexScores`.
+        What the noisy scores of experts protect; see `VertexScores`.
     by_silo : tuple of float
         The epsilon that each silo requested. Empty if silos request none.
     conditions : tuple of Condition
-        Conditions that a mechanism of a different package assumes.
+        Conditions that a mechanism of another package assumes.
     caveats : tuple of str
         Further caveats of the certificate, for example about the regret bound.
     exact : tuple of float
         The epsilon of each event of the plan, computed when the plan was `sealed`.
     terms : tuple of str
-        The `terms` of the plan, computed when the plan was `sealed`.
+        What the certificate assumes besides the noise, as the function `terms` returned it when the
+        plan was `sealed`.
     delta_by_silo : tuple of float
         The delta that each silo requested, in the order of ``by_silo``. Empty if all silos use the
         budget's delta.
@@ -124,13 +125,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def silo_budgets(self) -> tuple[tuple[float, float], ...]:
-        """Return the (epsilon, delta) that each silo requested; empty if silos request none."""
+        """The (epsilon, delta) that each silo requested, or () if silos request none."""
         deltas = self.delta_by_silo or (self.required_budget.delta,) * len(self.by_silo)
         return tuple(zip(self.by_silo, deltas, strict=True))
 
     @property
     def required_budget(self) -> Budget:
-        """Return the budget, or raise InputError if the plan claims none."""
+        """The budget. Raise InputError if the plan claims none."""
         if self.budget is None:
             raise InputError("privacy.budget must be a Budget where noise is added, got None")
         return self.budget
@@ -141,15 +142,18 @@ class PrivacyEvent(Protocol):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the noise standard deviation of each stream, as the certificate lists it."""
+        """The standard deviation of the noise in each released sum, as the certificate lists it."""
         ...
 
     def exact(self) -> float:
-        """Compute the epsilon of the whole release; math.inf if no finite epsilon is proven."""
+        """Return the epsilon of everything released; math.inf if no finite epsilon is proven."""
         ...
 
     def conditions(self) -> list[Condition]:
-        """List the condition that compares claim and exact epsilon, and all assumptions."""
+        """Return the assumptions of the account, and a condition on the claim.
+
+        This condition holds if the exact epsilon is at most the claimed epsilon.
+        """
         ...
 
     def __hash__(self) -> int:
@@ -169,30 +173,30 @@ class NoRelease(msgspec.Struct, frozen=True):
         return {}
 
     def exact(self) -> float:
-        """Return 0."""
+        """Return epsilon = 0."""
         return 0.0
 
     def conditions(self) -> list[Condition]:
-        """Return an empty list."""
+        """Return an empty list: the account assumes nothing."""
         return []
 
 
 class RawData(msgspec.Struct, frozen=True):
-    """Sums of data of which at least one stream has no noise: no finite epsilon holds."""
+    """The event of sums of which at least one has no noise, so that no finite epsilon holds."""
 
     budget: Budget | None = None
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return an empty dict: noise on only some of the streams protects nobody."""
+        """Return an empty dict: noise in only some of the sums protects nobody."""
         return {}
 
     def exact(self) -> float:
-        """Return infinity."""
+        """Return epsilon = infinity."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
-        """Return the failed claim, or an empty list if the plan claims nothing."""
+        """Return the condition that the claim holds, which fails. Return [] without a claim."""
         if self.budget is None:
             return []
         return [noise_claim(self.budget, math.inf)]
@@ -210,18 +214,18 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     releases : int
         K >= 1, the number of releases.
     stds : tuple of float
-        Standard deviations of one noise vector: of bias entries, of covariance entries off the
-        diagonal, and of covariance entries on the diagonal.
+        Standard deviations of one noise vector (of one tree node, or one batch): in entries of
+        x y, in entries of x x^T off the diagonal, and in entries of x x^T on the diagonal.
     feature_bound, reward_bound : float
         L and Y with ||x||_2 <= L and |y| <= Y.
     max_participations : int
         M0, the largest number of batches that one user takes part in, once in each batch.
     schedule : tuple of float
-        Standard deviations, off and on the diagonal, of a node's noise in a private schedule. Such
-        a schedule decides from noisy trees of x x^T over single rounds when to synchronise. Each
-        synchronisation starts a new tree.
+        Standard deviations, off and on the diagonal, of the noise of one tree node in a private
+        schedule. Such a schedule decides when to synchronise from noisy trees of x x^T, whose
+        leaves are single rounds. Each synchronisation starts a new tree.
     schedule_rounds : int
-        The largest number of leaves of one such tree; 0 if the schedule is not private.
+        The largest number of leaves of one tree of the schedule; 0 if the schedule is not private.
     remark : str
         A remark for the text of `conditions`.
     factor : Factor, optional
@@ -264,7 +268,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
     unit_vectors: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         check_factor(self.release, self.releases, self.factor)
         if self.coin != 1.0:
             self._check_coin()
@@ -284,7 +288,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError(f"stds must be finite and >= 0, got {std}")
 
     def _check_coin(self) -> None:
-        """Refuse a coin outside the setting in which its account is proven."""
+        """Raise InputError if the account of secret coins is not proven for the other fields."""
         number("coin", self.coin, above=0.0, at_most=1.0)
         requirements = {
             'relation "replace"': self.budget.relation == "replace",
@@ -297,18 +301,19 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def squares(self) -> float:
-        """Return the squared sensitivity of all releases to one user.
+        """The squared sensitivity of all releases to one user's data.
 
-        The unit is the squared sensitivity of one batch to one record.
+        The unit is the squared sensitivity of a single batch to one record.
         """
         if self.release == "flat":
             return float(min(self.max_participations, self.releases))
         return squared_of(self.release, self.releases, self.max_participations, self.factor)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter mu of all releases about one user; math.inf without noise.
+        """Return the GDP parameter mu of all releases about one user; math.inf without noise.
 
-        ``relation`` is by default the budget's relation.
+        mu is the sensitivity divided by the standard deviation of the noise. The default of
+        ``relation`` is the budget's relation.
         """
         relation = named_relation(relation, self.budget)
         squared_bound = self.feature_bound**2
@@ -327,7 +332,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         sums_mu = math.sqrt(self.squares * self.silos_met) * record_mu
         if not self.schedule_rounds:
             return sums_mu
-        # The noisy trees of the schedule add one mu^2 for each node that a record enters.
+        # A record also enters one node of each level of a tree of the schedule. Each of these nodes
+        # adds its mu^2.
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
@@ -336,17 +342,18 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         return math.hypot(sums_mu, math.sqrt(nodes) * node_sensitivity / std)
 
     def exact(self) -> float:
-        """Compute the exact epsilon of all releases, at the budget's delta."""
+        """Return the exact epsilon of all releases, at the budget's delta."""
         mu = self.mu()
         if mu == math.inf:
             return math.inf
         if self.coin == 1.0:
             return gaussian_epsilon(mu, self.budget.delta)
+        # The sensitivity to removing a record, divided by the sensitivity to replacing it.
         zeta = max(0.5, self.absent_mu() / mu)
         return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
 
     def absent_mu(self) -> float:
-        """Compute the GDP parameter mu of all releases if one record is removed, not replaced.
+        """Return the GDP parameter mu of all releases if one record is removed, not replaced.
 
         `exact` needs it for sampled records: a record that is not sampled adds zero to every sum.
         Every entry must have noise.
@@ -359,14 +366,14 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of one noise vector, as the certificate lists them."""
+        """The standard deviations of one noise vector, as the certificate lists them."""
         stds_by_stream = dict(zip(STREAMS, self.stds, strict=True))
         if self.schedule_rounds:
             stds_by_stream["schedule"] = self.schedule[0]
         return stds_by_stream
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, compared with the exact epsilon, and the assumptions of the account."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, event_epsilon(self), note=note)
         coins = [SECRET_COINS] if self.coin != 1.0 else []
@@ -375,12 +382,14 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
-    """Recover (layout, parameter) of symmetric noise from its two standard deviations.
+    """Return the tuple (layout, s) of a symmetric noise matrix with these standard deviations.
 
-    If the standard deviations fit no layout, the result is "goe2" with less noise, whose account is
-    an upper bound. Proof: let D be the change. For s = min(off, diag/sqrt 2),
-    sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2), which is the value of
-    "goe2" with parameter s. "goe1" of s is "goe2" of s / sqrt 2.
+    s is the parameter of the layout (`fastfed.privacy.sensitivity.layout_stds`). Layout "goe1" with
+    s is returned as "goe2" with s / sqrt 2, which is the same noise. If the standard deviations fit
+    no layout, the result is "goe2" with less noise, so its epsilon is an upper bound. Proof: let D
+    be the change of the sum. For s = min(off, diag/sqrt 2),
+    sum_{i<j} D_ij^2/off^2 + sum_i D_ii^2/diag^2 <= ||D||_F^2 / (2 s^2). The left side is the
+    squared mu of the actual noise, and the right side is that of "goe2" with parameter s.
     """
     if off_diagonal == diagonal:
         return "iid", off_diagonal
@@ -390,22 +399,22 @@ def recovered_layout(off_diagonal: float, diagonal: float) -> tuple[str, float]:
 
 
 class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
-    """A sequence of private means of vectors, which may differ in size and noise."""
+    """The event of several private means of vectors (ROBIN), which may differ in noise."""
 
     means: tuple[WinsorizedMean, ...]
 
     @property
     def _first(self) -> WinsorizedMean:
-        """Return the mechanism of the first mean, with as many releases as there are means."""
+        """The mechanism of the first mean, as if it were released as often as there are means."""
         return msgspec.structs.replace(self.means[0], releases=len(self.means))
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the noise standard deviation of the last mean."""
+        """The standard deviation of the noise of the last mean."""
         return self.means[-1].noise_stds
 
     def exact(self) -> float:
-        """Compute the proven epsilon of all means together."""
+        """Return the proven epsilon of all means together, at the budget's delta."""
         first = self._first
         if len({(m.epsilon_coordinate, m.padded) for m in self.means}) == 1:
             return first.exact()
@@ -415,22 +424,26 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(parts, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the conditions that hold if all means are like the first."""
+        """Return the assumptions and the claim's condition, for all means like the first mean."""
         return self._first.conditions()
 
 
 class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
-    """Noisy scores at the leaves of trees of private Frank-Wolfe, in phases with disjoint losses.
+    """The event of private Frank-Wolfe: noisy scores of experts at the leaves of trees.
 
-    ``noises`` holds one entry for each distinct phase. ``protect`` says what is accounted for:
-    "experts" for the chosen experts, "messages" for the messages that one client sends.
+    A phase has one set of trees, and phases use disjoint losses. ``noises`` holds one entry for
+    each distinct phase. ``protect`` says what is accounted for: "experts" for the chosen experts,
+    "messages" for the messages that one client sends.
     """
 
     noises: tuple[VertexNoise, ...]
     protect: str = "experts"
 
     def _phase_epsilon(self, noise: VertexNoise, delta: float | None = None) -> float:
-        """Compute the proven epsilon of the phase with this noise, at delta (default: budget's)."""
+        """Return the proven epsilon of the phase with this noise.
+
+        The default of ``delta`` is the delta of the phase's budget.
+        """
         messages = self.protect == "messages"
         return noise.exact_messages(delta=delta) if messages else noise.exact(delta)
 
@@ -440,23 +453,27 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the epsilon of the worst phase; each loss belongs to one phase only."""
+        """Return the largest epsilon of a phase, which is that of the whole run.
+
+        Each loss belongs to one phase only, so phases compose in parallel.
+        """
         return max((self._phase_epsilon(noise, delta) for noise in self.noises), default=0.0)
 
     def conditions(self) -> list[Condition]:
-        """Return the conditions of the phase with the largest epsilon."""
+        """Return the assumptions and the claim's condition of the phase with the most epsilon."""
         return max(self.noises, key=self._phase_epsilon).conditions() if self.noises else []
 
 
-#: Events that account for the replacement of a single loss.
+#: Events of experts. Their epsilon is for the replacement of a single loss.
 OneLoss = SparseSwitching | VertexScores | Dartboard | FreshChoices
 
 
 class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of experts, accounted for one record on which several losses depend.
+    """An event of experts for the replacement of one record on which several losses depend.
 
-    ``one`` accounts for a single loss. ``members`` is the number of losses, of any clients and
-    rounds, that one record can change. ``budget`` is the requested one; the account uses its delta.
+    ``one`` is the event for the replacement of a single loss. ``members`` is the number of losses,
+    of any clients and rounds, that one record can change. ``budget`` is the requested budget; the
+    account uses its delta.
     """
 
     one: OneLoss
@@ -465,22 +482,22 @@ class GroupedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the standard deviations of the mechanism."""
+        """The standard deviations of the mechanism's noise."""
         return self.one.noise_stds
 
     def exact(self) -> float:
-        """Compute epsilon by group privacy, replacing one loss after the other."""
+        """Return the epsilon of one record by group privacy: one loss is replaced after another."""
         return group_epsilon(self.one.exact, self.members, self.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the mechanism's assumptions, and the claim for the whole group."""
+        """Return the mechanism's assumptions, and the condition that a record's claim holds."""
         losses = f"{self.members} losses replaced together"
         claim = epsilon_claim(self.budget, event_epsilon(self), losses, note="computed")
         return [*(c for c in self.one.conditions() if not isinstance(c, ClaimCondition)), claim]
 
 
 def check_budget(mechanism: Any, claim: Claim | None) -> None:
-    """Refuse a mechanism whose budget differs from the budget that its plan claims."""
+    """Raise InputError if a mechanism's budget differs from the budget that its plan claims."""
     if claim is not None and mechanism.budget != claim.budget:
         raise InputError(
             f"the plan's noise is for {_format_budget(mechanism.budget)}, but its claim states "
@@ -489,7 +506,7 @@ def check_budget(mechanism: Any, claim: Claim | None) -> None:
 
 
 def _format_budget(budget: Budget | None) -> str:
-    """Format a budget for an error message."""
+    """Return the text of a budget for an error message, with relation and unit."""
     if budget is None:
         return "no budget"
     return (
@@ -499,7 +516,10 @@ def _format_budget(budget: Budget | None) -> str:
 
 
 def per_record(one_loss: OneLoss, claim: Claim) -> PrivacyEvent:
-    """Return the event of all losses of one record, given the event of a single loss."""
+    """Return the event for the replacement of one record, from the event of a single loss.
+
+    ``claim.max_participations`` is the number of losses that depend on one record.
+    """
     if claim.max_participations == 1:
         return one_loss
     return GroupedLosses(
@@ -512,7 +532,10 @@ def per_record(one_loss: OneLoss, claim: Claim) -> PrivacyEvent:
 
 @lru_cache(maxsize=4096)
 def event_epsilon(event: PrivacyEvent) -> float:
-    """Compute ``event.exact()``, cached by content because many parties share one plan."""
+    """Return the exact epsilon ``event.exact()``, after a check of the event's numbers.
+
+    The result is cached by content, because many parties share one plan.
+    """
     check_numbers(event)
     try:
         return event.exact()
@@ -525,9 +548,9 @@ def event_epsilon(event: PrivacyEvent) -> float:
 
 
 def exact_guarantee(event: PrivacyEvent, delta: float) -> Guarantee | None:
-    """Return the guarantee of an event at its delta, with its mu if the release is Gaussian.
+    """Return the (epsilon, delta) guarantee of an event, with its mu if the release is Gaussian.
 
-    Return None if no finite epsilon is proven.
+    Return None if no finite epsilon is proven. ``delta`` is that of the event's budget.
     """
     epsilon = event_epsilon(event)
     if not math.isfinite(epsilon):
@@ -540,7 +563,7 @@ def exact_guarantee(event: PrivacyEvent, delta: float) -> Guarantee | None:
 
 @singledispatch
 def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
-    """Describe what a plan releases, from its numbers and its claim.
+    """Return what a plan releases as privacy events, from its numbers and its claim.
 
     ``released.register`` adds a kind of plan.
 
@@ -561,16 +584,17 @@ def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
 
 @singledispatch
 def terms(plan: Any) -> tuple[str, ...]:
-    """List what a certificate assumes besides the noise: the protocol, and who is trusted."""
+    """Return what a certificate assumes besides the noise, as texts: protocol and trust model."""
     protocol = plan.protocol
     return f'protocol "{protocol.id}"', protocol.model
 
 
 def accounted(plan: Any) -> tuple[float, ...] | None:
-    """Compute the exact epsilon of each privacy event of a plan, see `released`.
+    """Return the exact epsilon of each privacy event of a plan, in the order of `released`.
 
-    An epsilon is math.inf if none is proven. The result is None for an unregistered kind of plan.
-    Raises InputError for numbers, or combinations of fields, for which no account is proven.
+    An epsilon is math.inf if no finite epsilon is proven. The result is None for an unregistered
+    kind of plan. Raises InputError for numbers, or combinations of fields, for which no account is
+    proven.
     """
     check_numbers(plan)
     events = released(plan)
@@ -580,11 +604,14 @@ def accounted(plan: Any) -> tuple[float, ...] | None:
 
 
 class HashedTuple(tuple[PrivacyEvent, ...]):
-    """A tuple of many events, one for each silo's budget, whose hash is computed only once."""
+    """A tuple of many events, such as one for each silo's budget, whose hash is computed once.
+
+    The hash is the key of a cache, and hashing many events takes long.
+    """
 
     @cached_property
     def _hash(self) -> int:
-        """Return the hash of the tuple, which takes a while for many events."""
+        """The hash of the tuple's content."""
         return super().__hash__()
 
     def __hash__(self) -> int:
@@ -594,12 +621,15 @@ class HashedTuple(tuple[PrivacyEvent, ...]):
 
 @lru_cache(maxsize=64)
 def _epsilons_of(events: HashedTuple) -> tuple[float, ...]:
-    """Compute the epsilon of each of many events, once for the whole tuple."""
+    """Return the epsilon of each event. The result is cached for the whole tuple."""
     return tuple(event_epsilon(event) for event in events)
 
 
 def sealed(plan: P) -> P:
-    """Return the plan with its claim completed: the exact epsilons and the terms are filled in."""
+    """Return the plan with the exact epsilons of its noise, and its terms, filled in its claim.
+
+    `verify` compares them with the plan's numbers. Raises InputError for an unregistered kind.
+    """
     epsilons = accounted(plan)
     if epsilons is None:
         raise InputError(
@@ -612,10 +642,11 @@ def sealed(plan: P) -> P:
 
 
 def verify(plan: Any, epsilons: tuple[float, ...] | None = None) -> None:
-    """Refuse a plan whose numbers give a different epsilon than its claim states.
+    """Raise InputError if a plan's numbers do not give the epsilon that its claim states.
 
-    Raises InputError. A plan without a claim passes, since it promises nothing. If a plan has
-    parts, each part is verified. ``epsilons`` is the result of `accounted`, if it is known.
+    The terms of plan and claim must agree, too. A plan without a claim passes, since it promises
+    nothing. If a plan has parts, each part is verified. ``epsilons`` is the result of `accounted`
+    for this plan, if it is known.
     """
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
@@ -644,13 +675,13 @@ def verify(plan: Any, epsilons: tuple[float, ...] | None = None) -> None:
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Return True if two lists of epsilons are equal up to rounding."""
+    """Return True if two lists of epsilons have equal lengths and equal values, up to rounding."""
     return len(first) == len(second) and all(
         a == b or math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(first, second, strict=True)
     )
 
 
 def _format_epsilons(epsilons: Sequence[float]) -> str:
-    """Format epsilons for an error message."""
+    """Return the text of a list of epsilons for an error message."""
     texts = [rounded_up(epsilon) if math.isfinite(epsilon) else "infinity" for epsilon in epsilons]
     return ", ".join(texts) or "nothing"

@@ -18,7 +18,7 @@ from fastfed._display import Displayed, Located
 from fastfed._validate import InputError, choice, number, show
 from fastfed.privacy.sensitivity import RELATIONS, UNITS, Budget
 
-#: Caveat of noise from seeded streams.
+#: Caveat of simulations, whose noise comes from a seeded generator.
 SIMULATION_CAVEAT = (
     "simulation: the noise comes from a seeded generator, so whoever knows the seed can remove it; "
     "this covers one replicate of one curve, since curves share their noise and replicates their "
@@ -68,10 +68,12 @@ EXACT_SECURE_SUM_CAVEAT = (
     "sampled binomial noise; random bits come from the operating system (docs/secure-sum.md)"
 )
 
-#: Part of the caveat on a delta that allows the full disclosure of some users. Tables note it too.
+#: Part of the caveat on a delta that allows the full disclosure of some users. Tables search
+#: caveats for this text.
 LARGE_DELTA = "is not small against 1 /"
 
-#: 2^-100, the smallest delta for which the operating system's 256-bit generator is trusted.
+#: The smallest delta of a deployment. A smaller delta would depend on how good the operating
+#: system's 256-bit generator is.
 MIN_DELTA = 2.0**-100
 
 STATUSES = ("proven", "conditional", "unproven", "none")
@@ -94,9 +96,10 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class ClaimCondition(Condition, frozen=True):
-    """The condition that the exact guarantee is within the claim.
+    """The condition that the exact epsilon is at most the claimed epsilon.
 
-    Only this condition may fail in a "proven" certificate: the exact value holds for any claim.
+    Only this condition may fail in a "proven" certificate, because the exact value holds whatever
+    was claimed.
 
     Parameters
     ----------
@@ -110,7 +113,7 @@ class ClaimCondition(Condition, frozen=True):
 def epsilon_claim(
     budget: Budget, epsilon: float, what: str, change: str = "", how: str = "proven", note: str = ""
 ) -> ClaimCondition:
-    """Return the condition that an epsilon is within its budget: the sentence of every claim.
+    """Return the condition that an epsilon is at most the epsilon of its budget.
 
     Parameters
     ----------
@@ -119,9 +122,9 @@ def epsilon_claim(
     epsilon : float
         The epsilon of what is released.
     what : str
-        What is released.
+        What is released, for the condition's text.
     change : str
-        How neighbouring datasets differ, if the sentence names it.
+        How neighbouring datasets differ, for the text. An empty string leaves it out.
     how : {"exact", "proven"}
         Whether the epsilon is exact or an upper bound.
     note : str
@@ -135,20 +138,20 @@ def epsilon_claim(
 def noise_claim(
     budget: Budget, epsilon: float, how: str = "exact", note: str = "", unproven: str = ""
 ) -> ClaimCondition:
-    """Return the condition that the epsilon of some noise is within its budget.
+    """Return the condition that the epsilon of a mechanism's noise is at most its budget's.
 
     Parameters
     ----------
     budget : Budget
         The claimed epsilon. The noise is accounted for at the budget's delta and relation.
     epsilon : float
-        The epsilon of the noise; infinite if none is proven.
+        The epsilon of the noise; infinite if no finite epsilon is proven.
     how : {"exact", "proven"}
         Whether the epsilon is exact or an upper bound.
     note : str
         Appended to the text in brackets, if not empty.
     unproven : str
-        The text if no epsilon is proven; there is a default.
+        The condition's text if no finite epsilon is proven. Empty for a default text.
     """
     if math.isfinite(epsilon):
         return epsilon_claim(budget, epsilon, "this noise", budget.relation, how, note)
@@ -192,7 +195,7 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
         msgspec.structs.force_setattr(self, "mu", mu)
 
     def where_is(self, name: str) -> str:
-        """Return an empty text: a guarantee has no values inside of other objects."""
+        """Return "", because a guarantee has no attributes that are inside of another object."""
         return ""
 
     @property
@@ -211,12 +214,13 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
         Returns
         -------
         float
-            The epsilon. Without a mu it is the stated one, which holds at every larger delta.
+            The epsilon. Without a mu it is the guarantee's epsilon, which also holds at every
+            larger delta.
 
         Raises
         ------
         InputError
-            If delta is out of range, or below the stated one in a guarantee without a mu.
+            If delta is out of range, or below the guarantee's delta in a guarantee without a mu.
         """
         if self.mu is not None:
             from fastfed.privacy.accounting.gdp import gaussian_epsilon
@@ -242,12 +246,13 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
         Returns
         -------
         float
-            The delta. Without a mu it is the stated one, which holds at every larger epsilon.
+            The delta. Without a mu it is the guarantee's delta, which also holds at every larger
+            epsilon.
 
         Raises
         ------
         InputError
-            If epsilon is negative, or below the stated one in a guarantee without a mu.
+            If epsilon is negative, or below the guarantee's epsilon in a guarantee without a mu.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         if self.mu is not None:
@@ -290,7 +295,11 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
 
 
 class Side(NamedTuple):
-    """A guarantee of the same noise under a different trust model, at the claim's delta."""
+    """A guarantee of a mechanism under a trust model other than that of its main claim.
+
+    ``model`` says who is trusted, ``source`` names the proof, and ``epsilon`` holds at the delta of
+    the main claim.
+    """
 
     model: str
     source: str
@@ -319,21 +328,21 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         "unproven": there may be privacy, but no proof covers this run. "none": no finite epsilon
         holds, or nothing is protected.
     noise_std : dict of str to float
-        Noise standard deviation of each stream, in the units of the statistic.
+        Standard deviation of the noise in each released sum, by the sum's name, in its units.
     conditions : sequence of Condition
         The conditions of the guarantee.
     caveats : sequence of str
         The limits of the guarantee.
     source : str
-        Author-year and theorem or algorithm.
+        Authors and year of a paper, with its theorem or algorithm.
 
     Raises
     ------
     InputError
-        If status and exact value do not fit: "proven" and "conditional" need one, "unproven" and
-        "none" must have none. If a condition of "proven" fails, or no condition of "conditional"
-        does; a ClaimCondition does not count here. If the exact value is above the claim, but no
-        failed ClaimCondition says so.
+        If status and exact value do not fit: "proven" and "conditional" need an exact value,
+        "unproven" and "none" must have none. If a condition fails and the status is "proven", or no
+        condition fails and the status is "conditional", not counting a ClaimCondition. If the exact
+        value is above the claim, but no failed ClaimCondition says so.
     """
 
     unit: str
@@ -348,7 +357,10 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
     source: str
 
     def where_is(self, name: str) -> str:
-        """Return where to find attribute ``name`` of a guarantee; empty for other attributes."""
+        """Return the expression for an attribute that a certificate's guarantee has, for messages.
+
+        Return "" if ``name`` is no attribute of `Guarantee`.
+        """
         if name == "to_dp_event":
             return "certificate.exact.to_dp_event()"
         if name not in (*Guarantee.__struct_fields__, "rho"):
@@ -375,7 +387,7 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         self._check_consistency()
 
     def _check_consistency(self) -> None:
-        """Check that status, exact value, claim and conditions agree."""
+        """Raise InputError unless status, exact value, claim and conditions agree."""
         if self.status not in ("proven", "conditional"):
             if self.exact is not None:
                 raise InputError(
@@ -419,7 +431,7 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         Raises
         ------
         InputError
-            If there is no exact guarantee, and as `Guarantee.epsilon_at` does.
+            If there is no exact guarantee, or delta is out of range for `Guarantee.epsilon_at`.
         """
         return self._guarantee("epsilon_at").epsilon_at(delta)
 
@@ -429,14 +441,14 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         Raises
         ------
         InputError
-            If there is no exact guarantee, and as `Guarantee.delta_at` does.
+            If there is no exact guarantee, or epsilon is out of range for `Guarantee.delta_at`.
         """
         return self._guarantee("delta_at").delta_at(epsilon)
 
     def _guarantee(self, name: str) -> Guarantee:
-        """Return ``exact``; raise InputError with the reason if there is none.
+        """Return the guarantee ``exact``. Raise InputError with the reason if there is none.
 
-        ``name`` is the method that needs it, for the message.
+        ``name`` is the method that needs the guarantee, for the message.
         """
         if self.exact is None:
             reasons = "; ".join(c.text for c in self.conditions if not c.holds)
@@ -447,7 +459,7 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
         return self.exact
 
     def to_builtins(self) -> dict[str, Any]:
-        """Convert to plain data.
+        """Return the certificate as plain data.
 
         Returns
         -------
@@ -459,9 +471,9 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
 
 
 class Certificate(SideCertificate, frozen=True, kw_only=True):
-    """The certificate of a run: the main guarantee, and further ones under `also`.
+    """The certificate of a run: the main guarantee, and further guarantees under `also`.
 
-    If ``status`` is "proven", then changing one ``unit`` of the data as ``relation`` says is
+    If ``status`` is "proven", two datasets that differ in one ``unit``, as ``relation`` says, are
     (epsilon, delta)-indistinguishable to everybody whom ``model`` does not trust. The pair
     (epsilon, delta) is ``exact``; compare it with ``claimed``.
 
@@ -484,15 +496,16 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
         breaks a condition or cannot establish it. "unproven": there may be privacy, but no proof
         covers this run. "none": no finite epsilon holds, or nothing is protected.
     noise_std : dict of str to float, default {}
-        Standard deviation of one noise vector by stream, in the units of the statistic.
+        Standard deviation of one draw of noise for each released sum, by the sum's name, in its
+        units.
     conditions : sequence of Condition, default ()
         The conditions of the guarantee, each with whether it holds. Stored as a tuple.
     caveats : sequence of str, default ()
         The limits of the guarantee, one sentence each. Stored as a tuple.
     source : str
-        Author-year and theorem or algorithm.
+        Authors and year of a paper, with its theorem or algorithm.
     also : sequence of SideCertificate, default ()
-        Further guarantees of the same release, under other trust models or for other units.
+        Further guarantees of the same run, under other trust models or for other units.
 
     Raises
     ------
@@ -512,14 +525,14 @@ class Certificate(SideCertificate, frozen=True, kw_only=True):
 
     @classmethod
     def from_builtins(cls, data: Mapping[str, Any] | str | bytes) -> Certificate:
-        """Read a certificate back from plain data or JSON.
+        """Return the certificate that is described by plain data or JSON.
 
         Parameters
         ----------
         data : mapping, str or bytes
-            What `to_builtins` returned, a certificate in the JSON of ``fastfed privacy`` or
+            The result of `to_builtins`, a certificate in the JSON of ``fastfed privacy`` or
             ``fastfed results``, or ``results[label].certificate``. Version, date and spec digest
-            are dropped.
+            in the data are ignored.
 
         Returns
         -------
@@ -564,11 +577,11 @@ def _misplaced(data: object) -> str:
 
 
 def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `SideCertificate`, converted from its plain data.
+    """Return the fields of a `SideCertificate` by name, converted from its plain data.
 
     JSON does not say which condition is a `ClaimCondition`, the only kind that may fail in a
-    "proven" guarantee. It is recognised by its text, which says "is at most" and the claimed
-    epsilon.
+    "proven" guarantee. A `ClaimCondition` is recognised by its text, which contains "is at most"
+    and the claimed epsilon.
     """
     type_by_field = {field.name: field.type for field in msgspec.structs.fields(SideCertificate)}
     fields = {
@@ -580,7 +593,7 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
         if fields.get(name) is not None:
             _check_mu(name, fields[name])
     claim = fields["claimed"]
-    # Without a claim, search for a character that no text has.
+    # Without a claim there is no `ClaimCondition`: search for a character that no text has.
     comparison = f" is at most {claim.epsilon:g}" if claim is not None else "\0"
     fields["conditions"] = [
         ClaimCondition(c.text, c.holds) if comparison in c.text else c
@@ -590,7 +603,10 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_mu(name: str, guarantee: Guarantee) -> None:
-    """Raise InputError if a guarantee that was read has a smaller epsilon than its mu gives."""
+    """Raise InputError if a guarantee states a smaller epsilon than its mu gives at its delta.
+
+    ``name`` is the field of the guarantee, for the message.
+    """
     if not guarantee.mu:
         return
     # With delta = 0 no finite epsilon holds for Gaussian noise.
@@ -605,10 +621,10 @@ def _check_mu(name: str, guarantee: Guarantee) -> None:
 
 
 def deployed(certificate: Certificate) -> Certificate:
-    """Return the certificate of a deployment, whose noise comes from the operating system.
+    """Return the certificate as that of a deployment, whose noise comes from the operating system.
 
     The caveats of seeded simulations are replaced by those of exact releases. Raises InputError for
-    a delta below `MIN_DELTA`, which would be a claim about the random generator itself.
+    a delta below `MIN_DELTA`, because such a claim would be about the random generator.
     """
     simulation_caveats = (
         SIMULATION_CAVEAT,
@@ -649,16 +665,16 @@ def no_privacy(
     Parameters
     ----------
     source : str
-        Author-year of the system.
+        Authors and year of the paper that describes the system.
     unit, relation, model : str
-        As in `SideCertificate`.
+        See `SideCertificate`.
     caveats : sequence of str
         Further caveats, after "no privacy".
 
     Returns
     -------
     Certificate
-        With status "none".
+        A certificate with status "none".
     """
     return Certificate(
         unit=unit,
@@ -675,7 +691,7 @@ def no_privacy(
 def nothing_sent(
     source: str, *, model: str, delta: float = 0.0, caveats: Sequence[str] = ()
 ) -> Certificate:
-    """Return the certificate of a system that sends nothing: epsilon 0 is proven."""
+    """Return the certificate of a system that sends nothing, for which epsilon = 0 is proven."""
     return Certificate(
         unit="user",
         relation="replace",
@@ -689,24 +705,27 @@ def nothing_sent(
 
 
 def rounded_up(value: float) -> str:
-    """Format a number with four significant digits, rounded up: for an exact epsilon."""
+    """Return the text of a number with four significant digits, rounded up (for an epsilon)."""
     return _rounded(value, ROUND_CEILING)
 
 
 def rounded_down(value: float) -> str:
-    """Format a number with four significant digits, rounded down: for a lower bound."""
+    """Return the text of a number with four significant digits, rounded down (for lower bounds)."""
     return _rounded(value, ROUND_FLOOR)
 
 
 def _rounded(value: float, rounding: str) -> str:
-    """Format a number with four significant digits, rounded by a mode of the module `decimal`."""
+    """Return the text of a number with four significant digits.
+
+    ``rounding`` is a rounding mode of the module `decimal`.
+    """
     # Round the shortest decimal form: 0.1 must stay 0.1, although its double is slightly larger.
     rounded_value = Context(prec=4, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded_value):g}"
 
 
 def as_text(certificate: SideCertificate | dict[str, Any]) -> str:
-    """Format a certificate as plain text of at most 88 columns, for terminals and files.
+    """Return a certificate as plain text of at most 88 columns, for terminals and files.
 
     Parameters
     ----------
@@ -736,14 +755,17 @@ def _provenance_lines(data: dict[str, Any], indent: str) -> list[str]:
 
 
 def _show_pair(guarantee: Guarantee | None) -> str:
-    """Format epsilon and delta, both rounded up."""
+    """Return the text of a guarantee's epsilon and delta, both rounded up; "none" for None."""
     if guarantee is None:
         return "none"
     return f"epsilon {rounded_up(guarantee.epsilon)}, delta {rounded_up(guarantee.delta)}"
 
 
 def _guarantee_lines(data: dict[str, Any], indent: str) -> list[str]:
-    """Return the text lines of one guarantee, given as plain data, each entry after its label."""
+    """Return the lines of text that show one guarantee, given as plain data.
+
+    Each entry has a label in the first column.
+    """
     marks = {True: "[holds] ", False: "[fails] "}
     pairs = {key: data[key] and Guarantee(**data[key]) for key in ("claimed", "exact")}
     labelled_texts: list[tuple[str, list[str]]] = [

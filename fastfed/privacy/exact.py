@@ -25,17 +25,20 @@ from fastfed._kernels import aggregation
 from fastfed._sampling import ERROR, Interval, Laplaces, Normals, Uniforms
 from fastfed._validate import InputError, integer
 
-#: The grid is a power of two, at most 2^GRID times the noise standard deviation.
+#: The grid to which a release is rounded is a power of two, at most 2^GRID times the standard
+#: deviation of its noise.
 GRID = -14
-#: Given (entry, bits), returns an interval of width 2^-bits around that entry's standard noise.
+#: A function of (entry, bits) that returns an interval of width 2^-bits. The interval contains the
+#: real-valued noise of this entry before it is multiplied by its standard deviation.
 Refine = Callable[[int, int], Interval]
 
 
 def quantum(points: int, bound: float = 1.0) -> float:
-    """Return the unit of fixed-point records: sums of ``points`` such records are exact.
+    """Return the unit of fixed-point records, with which sums of ``points`` records are exact.
 
-    Entries are in [-bound, bound]. The unit is 2^(b - 52), if ``points`` has b binary digits, times
-    the smallest power of two >= bound. The sum is then below 2^53 units, so float64 holds it.
+    A record's entries are multiples of the unit in [-bound, bound]. The unit is 2^(b - 52) times
+    the smallest power of two >= bound, where b is the number of binary digits of ``points``. A sum
+    of ``points`` entries is then below 2^53 units, so float64 holds it exactly.
     """
     mantissa, exponent = math.frexp(bound)
     # 2^bound_exponent is the smallest power of two >= bound.
@@ -45,15 +48,16 @@ def quantum(points: int, bound: float = 1.0) -> float:
 
 
 def quantise(values: np.ndarray, unit: float) -> np.ndarray:
-    """Round values to the nearest multiple of ``unit``, which must be a power of two."""
+    """Return values rounded to the nearest multiple of ``unit``, which must be a power of two."""
     rounded: np.ndarray = np.rint(values / unit) * unit
     return rounded
 
 
 def check_fixed(values: np.ndarray, unit: float, label: str) -> None:
-    """Raise InputError for sums that are not multiples of ``unit``, such as those of float64 data.
+    """Raise InputError unless ``values`` are multiples of ``unit``.
 
-    ``label`` names the sums in the message.
+    Sums of records that were not rounded to fixed point are refused. ``label`` names the sums in
+    the message.
     """
     if not (np.isfinite(values).all() and np.array_equal(values, quantise(values, unit))):
         raise InputError(
@@ -76,25 +80,26 @@ def inflation(
     dimension : int
         d, the number of features of a record.
     least, most : float
-        The smaller and the larger of the bounds on |x y| and |x x'|.
+        The smaller and the larger of the bounds on the norms of x y and of x x'.
 
     Notes
     -----
     Rounding changes an entry by at most unit / 2, and the arithmetic before rounding by at most
     ``most`` 2^-52. Clipping features leaves their norm within a factor 1 + d 2^-52 of the bound.
-    Let s be the smallest noise standard deviation. A neighbour's change, in units of the noise,
-    grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s. Before rounding, the change is at least
-    ``least`` / (sqrt(2) s) in every layout: consider a record of the largest norm in the stream of
-    least noise.
+    Let s be the smallest noise standard deviation of any entry. The sensitivity of a record's
+    statistic, in units of the noise, grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s.
+    Before rounding, the sensitivity is at least ``least`` / (sqrt(2) s) in every layout: consider a
+    record of the largest norm in the sum with the least noise.
     """
     relative_growth = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
     return 1.0 + relative_growth + dimension * 2.0**-48
 
 
 def grid_of(std: np.ndarray) -> np.ndarray:
-    """Return the grid, a power of two, for each of these noise standard deviations (s,).
+    """Return the grid step, a power of two, to which each entry of a release is rounded, (s,).
 
-    The smallest grid is 2^-1074, the smallest float64.
+    ``std`` (s,) holds the noise standard deviations of the entries. The step is at least 2^-1074,
+    the smallest float64.
     """
     _, exponent = np.frexp(std)
     return np.ldexp(1.0, np.maximum(exponent - 1 + GRID, -1074))
@@ -103,7 +108,7 @@ def grid_of(std: np.ndarray) -> np.ndarray:
 def noisy(
     values: np.ndarray, std: np.ndarray, noise: np.ndarray, error: float, refine: Refine
 ) -> np.ndarray:
-    """Compute values + std Z (s,), rounded to the grid as if computed with real numbers.
+    """Return values + std Z (s,), rounded to the grid as if computed with real numbers.
 
     ``noise`` approximates the real noise Z within ``error``. Where this error leaves the rounding
     undecided, ``refine`` provides more bits of Z.
@@ -116,9 +121,9 @@ def noisy(
 
 
 def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Refine) -> float:
-    """Round value + std Z to the grid correctly, where Z is the noise of this entry.
+    """Return value + std Z, correctly rounded to the grid, where Z is the noise of this entry.
 
-    The number of bits of Z is doubled until the result is certain.
+    ``refine`` computes more bits of Z, and their number is doubled until the result is certain.
     """
     value_in_grid, std_in_grid = Fraction(value) / Fraction(grid), Fraction(std) / Fraction(grid)
     bits = 64
@@ -133,18 +138,18 @@ def _round_exactly(value: float, std: float, grid: float, entry: int, refine: Re
 
 
 def combined(terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]]) -> Refine:
-    """Return the `Refine` of a linear combination of draws.
+    """Return the `Refine` function of a linear combination of random draws.
 
-    ``terms`` are pairs (the `Refine` of a draw, its coefficient).
+    ``terms`` are pairs (the `Refine` function of a draw, the coefficient of the draw).
     """
-    # More bits of each draw, so that the errors of all terms add up to at most 2^-bits.
-    extra = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
+    # Additional bits of each draw, so that the errors of all terms add up to at most 2^-bits.
+    extra_bits = 1 + math.ceil(math.log2(1 + sum(abs(c) for _, c in terms)))
 
     def refine(entry: int, bits: int) -> Interval:
         """Return an interval of width 2^-bits that contains the combination for this entry."""
         low = high = Fraction(0)
         for interval, c in terms:
-            ends = [c * z for z in interval(entry, bits + extra)]
+            ends = [c * z for z in interval(entry, bits + extra_bits)]
             low, high = low + min(ends), high + max(ends)
         return low, high
 
@@ -152,28 +157,28 @@ def combined(terms: Sequence[tuple[Callable[[int, int], Interval], Fraction]]) -
 
 
 def add_normals(values: np.ndarray, std: np.ndarray, draws: Normals) -> np.ndarray:
-    """Compute values + std Z (s,) with independent standard normals Z, correctly rounded.
+    """Return values + std Z (s,) with independent standard normals Z, correctly rounded.
 
-    The result is rounded to `grid_of` the standard deviations.
+    The result is rounded to the grid that `grid_of` returns for ``std``.
     """
     return noisy(values, std, draws.values, ERROR, draws.interval)
 
 
 def add_laplace(values: np.ndarray, scale: np.ndarray, draws: Laplaces) -> np.ndarray:
-    """Compute values + scale Z (s,) with independent standard Laplace draws Z, correctly rounded.
+    """Return values + scale Z (s,) with independent standard Laplace draws Z, correctly rounded.
 
-    The result is rounded to `grid_of` the scales.
+    The result is rounded to the grid that `grid_of` returns for ``scale``.
     """
     return noisy(values, scale, draws.values, ERROR, draws.interval)
 
 
 # ---- random decisions ----------------------------------------------------------------------------
-# Each decision is the one of real arithmetic. It is made in float64 if the margin exceeds the
-# rounding error, and else with more and more bits of the draws until it is certain.
+# Each decision equals that of exact real arithmetic. It is made in float64 if its margin exceeds
+# the rounding error. Otherwise more and more bits of the draws are computed until it is certain.
 
 
 def least(values: np.ndarray, scale: float, draws: Laplaces) -> int:
-    """Return the index of the smallest of values + scale Z, compared as real numbers.
+    """Return the index of the smallest entry of values + scale Z, compared as real numbers.
 
     Z (d,) are the Laplace draws.
     """
@@ -274,15 +279,18 @@ def choose(
 def _choose_exactly(
     costs: np.ndarray, rate: float, counts: np.ndarray, draw: Uniforms, index: int
 ) -> tuple[int, int]:
-    """Compute `choose` with rational numbers, doubling the bits until the result is certain."""
+    """Return the result of `choose`, computed with rational numbers.
+
+    The number of bits is doubled until the result is certain.
+    """
     available = [i for i, c in enumerate(counts) if c > 0]
     least_cost = min(Fraction(float(costs[i])) for i in available)
     places = len(str(sum(int(counts[i]) for i in available)))
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12
-        # Weights below e^-deepest sum to at most 10^-digits and count as 0; the total is at
-        # least 1. To compute them would need as many digits as their exponent is large.
+        # Weights below e^-deepest count as 0. They sum to at most 10^-digits, and the total weight
+        # is at least 1. Computing them would need a number of digits as large as their exponent.
         deepest, lost_mass = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
             weights = []
@@ -309,9 +317,9 @@ def _choose_exactly(
 def _find_position(
     group_weights: list[Fraction], candidate_weights: list[Fraction], target: Fraction
 ) -> tuple[int, int]:
-    """Return (group, place): the candidate at which the cumulative weight reaches ``target``.
+    """Return (group, place in it) of the candidate at which the cumulative weight is ``target``.
 
-    Group k has the total weight ``group_weights[k]``, and each candidate in it has
+    Group k has the total weight ``group_weights[k]``, and each of its candidates has the weight
     ``candidate_weights[k]``. A target beyond the end belongs to the last group.
     """
     for k, group_weight in enumerate(group_weights[:-1]):
@@ -323,10 +331,10 @@ def _find_position(
 
 
 def kept(drop_chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
-    """Return True with probability (1 - drop_chance) exp(-rate cost), as with real arithmetic.
+    """Return True with probability (1 - drop_chance) exp(-rate cost), as in real arithmetic.
 
-    The result is True if a uniform draw is below this probability. The
-    arguments have 0 <= drop_chance <= 1 and cost >= 0.
+    The result is True if the uniform draw with this ``index`` is below the probability. The
+    arguments satisfy 0 <= drop_chance <= 1 and cost >= 0.
     """
     if drop_chance == 1.0:
         return False

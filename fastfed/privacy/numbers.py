@@ -1,9 +1,9 @@
-"""Checks of the numbers in plain data, before privacy is accounted for.
+"""Checks of the numbers in plans, mechanisms and claims, before privacy is accounted for.
 
-NaN compares as false and an overflow gives infinity, so an invalid bound or standard
-deviation could pass a simple range check. Anyone can change plans, mechanisms and claims,
-which are plain data. `check_numbers` finds their fields by reflection, so fields that are
-added later are checked too.
+Plans, mechanisms and claims are plain data, which anyone can change. Every comparison with NaN is
+false, and an overflow gives infinity, so an invalid bound or standard deviation could pass a simple
+range check. `check_numbers` finds the fields of plain data by reflection, so fields that are added
+to a class later are checked too.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ import numpy as np
 
 from fastfed._validate import InputError, integer, number, show
 
-#: The largest integer up to which every integer is exact in float64.
+#: The largest integer that a field may hold. Every integer up to it is exact in float64.
 MOST = 2**53
-#: The squares of this number and of its inverse are in the range of float64.
+#: The largest float that a field may hold. Its square and that of its inverse are in the range of
+#: float64.
 _LARGEST = 1e150
 
-#: Fields that may be negative: ends of intervals, and terms of radii.
+#: Names of fields that may be negative: ends of intervals, and terms of confidence radii.
 _SIGNED = frozenset(
     ("low", "high", "centre", "reward_range", "reward_limit", "offset", "base", "widths")
 )
-#: Fields that may be infinite: the epsilon of raw sums, an unknown smoothness, and the regularizer
-#: of a radius that does not grow.
+#: Names of fields that may be infinite: the epsilon of sums without noise, an unknown smoothness,
+#: and the regularizer of a radius that does not grow.
 _UNBOUNDED = frozenset(("exact", "smoothness", "log_lambda"))
-#: Probabilities, which may be smaller than 1 / `_LARGEST`.
+#: Names of fields with probabilities or epsilons, which may be smaller than 1 / `_LARGEST`.
 _TINY = frozenset(("delta", "delta_by_silo", "exact"))
-#: Sizes, which must be at least 1.
+#: Names of fields with sizes, which must be at least 1.
 _SIZES = frozenset(
     (
         *("silos", "horizon", "dimension", "experts", "gamma"),
@@ -40,7 +41,8 @@ _SIZES = frozenset(
     )
 )
 
-#: Type and range of values that every field of a kind may have; texts and booleans have no range.
+#: For the fast test of `_is_usual`: type, smallest and largest value that any field of this kind
+#: may have. Texts and booleans have no range.
 _USUAL: dict[str, tuple[Any, float | None, float]] = {
     "float": (float, 1.0 / _LARGEST, _LARGEST),
     "int": (int, 1, MOST),
@@ -54,9 +56,10 @@ _KINDS = re.compile(r"\b(ndarray|float|int|bool|str)\b")
 class _Field(NamedTuple):
     """A field of a data class, and the type of its values.
 
-    ``kind`` is the name of a type, or "" if the field holds other plain data. ``depth`` is the
-    number of nested tuples around a value. ``length`` is the declared length of the tuple, if any.
-    ``usual`` is the entry of `_USUAL` for the fast test, if this test applies to the field.
+    ``kind`` is the name of the values' type, or "" if the field holds other plain data. ``depth``
+    is the number of nested tuples around a value. ``length`` is the declared length of the tuple,
+    if any. ``optional`` is true if the value may be None. ``usual`` is the entry of `_USUAL` for
+    the fast test, if this test applies to the field.
     """
 
     name: str
@@ -69,7 +72,10 @@ class _Field(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _fields_of(data_class: type) -> tuple[_Field, ...]:
-    """List the fields of a dataclass, msgspec.Struct or NamedTuple, from its annotations."""
+    """Return a `_Field` for each field of a dataclass, msgspec.Struct or NamedTuple.
+
+    Types are read from the class's annotations.
+    """
     names: tuple[str, ...] = tuple(getattr(data_class, "__dataclass_fields__", ()))
     names = (
         names or getattr(data_class, "__struct_fields__", ()) or getattr(data_class, "_fields", ())
@@ -92,7 +98,7 @@ def _fields_of(data_class: type) -> tuple[_Field, ...]:
 
 
 def check_numbers(data: Any, where: str = "", *, checked: set[int] | None = None) -> None:
-    """Refuse plain data with a value that does not fit its field.
+    """Raise InputError if a value in plain data does not fit its field.
 
     These values are valid: integers from 0 to 2^53, floats whose square is in the range of
     float64, float64 arrays of finite numbers, booleans, strings, and tuples of these. Nested
@@ -134,7 +140,10 @@ def check_numbers(data: Any, where: str = "", *, checked: set[int] | None = None
 
 
 def _is_usual(value: Any, field: _Field) -> bool:
-    """Return True if a fast test shows that a value fits its field; most values pass this test."""
+    """Return True if a fast test shows that a value fits its field.
+
+    False does not mean that the value is invalid: `_check_field` then decides. Most values pass.
+    """
     if field.usual is None or (field.depth and type(value) is not tuple):
         return False
     usual_type, least, most = field.usual
@@ -148,10 +157,10 @@ def _is_usual(value: Any, field: _Field) -> bool:
 
 
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
-    """Raise InputError for a field's value that does not fit; check each value of a tuple.
+    """Raise InputError if the value of a field does not fit, or a value in its nested tuples.
 
-    ``path`` is the field's place in the data, and ``name`` its last part. `_Field` explains
-    ``kind`` and ``depth``.
+    ``path`` is the field's place in the data, such as "privacy.budget.epsilon", and ``name`` its
+    last part. `_Field` explains ``kind`` and ``depth``.
     """
     if depth:
         if not isinstance(value, tuple):

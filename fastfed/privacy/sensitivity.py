@@ -15,12 +15,13 @@ import msgspec
 from fastfed._validate import InputError, array, choice, integer, number, show
 
 RELATIONS = ("replace", "zero-out")
-#: Streams of a noise vector: entries of x y, and of x x^T off and on the diagonal.
+#: Names of the three kinds of entries of a noise vector: entries of x y, and of x x^T off and on
+#: the diagonal.
 STREAMS = ("bias", "covariance", "covariance_diagonal")
 UNITS = ("user", "item", "silo", "reward")
 
-#: Largest epsilon; the smallest is its inverse. Beyond them squared noise is out of float64's
-#: range.
+#: The largest epsilon of a budget. The smallest epsilon is its inverse. Beyond these limits squared
+#: noise is out of the range of float64.
 MAX_EPSILON = 1e50
 
 
@@ -65,19 +66,19 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 def named_relation(relation: str | None, budget: Budget) -> str:
-    """Check the relation and return it; return the budget's relation if it is None."""
+    """Return ``relation``, after a check, or the budget's relation if ``relation`` is None."""
     return choice("relation", relation, RELATIONS) if relation else budget.relation
 
 
 def named_delta(delta: float | None, budget: Budget) -> float:
-    """Check delta and return it; return the budget's delta if it is None."""
+    """Return ``delta``, after a check, or the budget's delta if ``delta`` is None."""
     return budget.delta if delta is None else number("delta", delta, at_least=0, below=1)
 
 
 def check_gaussian_budget(budget: Budget) -> None:
-    """Refuse a budget that Gaussian noise on one user's records cannot meet.
+    """Raise InputError for a budget that Gaussian noise on one user's records cannot meet.
 
-    Raises InputError for delta = 0, and for a unit other than "user" and "item".
+    These are budgets with delta = 0, and with a unit other than "user" and "item".
     """
     number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -121,7 +122,7 @@ def layout_stds(layout: str, noise_std: float) -> tuple[float, float]:
 
 
 def stds_of_layout(layout: str, noise_std: float) -> tuple[float, float]:
-    """Compute `layout_stds` without checking the arguments."""
+    """Return the result of `layout_stds`, without checking the arguments."""
     s = noise_std
     return {
         "iid": (s, s),
@@ -146,12 +147,12 @@ def user_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Compute the exact worst-case GDP mu of releasing (sum x y, sum x x^T) once.
+    """Return the exact GDP parameter mu of one release of (sum x y, sum x x^T), in the worst case.
 
-    The two datasets differ in one record. Each of the d entries of the bias stream gets
-    noise N(0, bias_std^2). The covariance stream gets independent symmetric noise of the
-    given layout with parameter cov_std. Records have ||x||_2 <= 1 and |y| <= 1; rewards
-    in [0, 1] give the same values.
+    Two neighbouring datasets differ in one record. Each of the d entries of the sum of x y, the
+    bias stream, gets noise N(0, bias_std^2). The sum of x x^T, the covariance stream, gets
+    independent symmetric noise of the given layout with parameter cov_std. Records have
+    ||x||_2 <= 1 and |y| <= 1; rewards in [0, 1] give the same values.
 
     If both standard deviations are 1, the result is the joint L2 sensitivity: under replacement it
     is sqrt(4.5) for "iid" and "goe1", and 2 for "goe2".
@@ -196,7 +197,7 @@ def joint_sensitivity(
     bias_std: float = 1.0,
     cov_std: float = 1.0,
 ) -> float:
-    """Compute `user_sensitivity` without checking the arguments.
+    """Return the result of `user_sensitivity`, without checking the arguments.
 
     The layout may also be `DIAGONAL`, for records with a unit vector x = e_a.
     """
@@ -226,7 +227,7 @@ def joint_sensitivity(
 
 
 def _replacement(w_b: float, w_c: float) -> float:
-    """Maximise w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 in dimension >= 2.
+    """Return the maximum of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 for d >= 2.
 
     Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum, and by the sign of x'
     we may take y = y' = 1. Let r >= q be the two norms of x and x', and <x, x'> = -t. Then t >= 0
@@ -245,7 +246,7 @@ def _replacement(w_b: float, w_c: float) -> float:
 
 
 def _replacement_line(w_b: float, w_c: float) -> float:
-    """Maximise w_b (x y - x' y')^2 + w_c (x^2 - x'^2)^2 in dimension 1.
+    """Return the maximum of w_b (x y - x' y')^2 + w_c (x^2 - x'^2)^2 for d = 1.
 
     Proof. As in `_replacement`, y = y' = 1. Let r >= q be the norms |x| and |x'|. The better signs
     give x x' = -r q. Then F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in r, so r = 1 and
@@ -296,7 +297,7 @@ CENTRED_RANGE = (-0.5, 0.5)
 
 
 def constant_of(kappa: float) -> float:
-    """Compute the constant feature c = 1 / sqrt(2 kappa); kappa >= 1 is not checked."""
+    """Return the constant feature c = 1 / sqrt(2 kappa). That kappa >= 1 is not checked."""
     return math.sqrt(0.5 / kappa)
 
 
@@ -319,14 +320,15 @@ class Centred(msgspec.Struct, frozen=True):
     high: float
 
     def __post_init__(self) -> None:
-        """Refuse bounds for which no account is proven."""
+        """Raise InputError for bounds for which no account is proven."""
         if not (self.kappa > 0.0 and self.feature_bound > 0.0 and self.low <= self.high):
             raise InputError(f"centred records need kappa and bounds > 0, got {self}")
 
     def joint(self, relation: str, layout: str, bias_std: float, covariance_std: float) -> float:
-        """Compute the GDP mu of releasing the sums of x y and x x^T once, if one record changes.
+        """Return the GDP parameter mu of one release of the sums of x y and x x^T.
 
-        `centred_sensitivity` explains the arguments.
+        Neighbouring datasets differ in one record, as ``relation`` says. `centred_sensitivity`
+        explains the arguments.
         """
         return centred_joint(
             relation,
@@ -341,9 +343,10 @@ class Centred(msgspec.Struct, frozen=True):
     def absent(
         self, layout: str, bias_std: float, covariance_std: float, count_std: float
     ) -> float:
-        """Compute the GDP mu of releasing the sums of x y and x x^T if one record is removed.
+        """Return the GDP parameter mu of one release of the sums if one record is removed.
 
-        Here the entry (c, c) has noise too, of std ``count_std``. A record adds c^2 to this entry.
+        The sums are those of x y and x x^T. Here the entry (c, c), to which each record adds c^2,
+        has noise of std ``count_std``. The other arguments are those of `joint`.
         """
         noisy_entries_mu = self.joint("zero-out", layout, bias_std, covariance_std)
         return math.hypot(noisy_entries_mu, constant_of(self.kappa) ** 2 / count_std)
@@ -360,11 +363,11 @@ def centred_sensitivity(
     covariance_std: float = 1.0,
     cross_std: float | None = None,
 ) -> float:
-    """Compute the exact worst-case GDP mu of releasing centred sums with a public intercept.
+    """Return the exact GDP parameter mu of one release of centred sums, in the worst case.
 
-    The sums of x (y - r0) and of x x^T are released once, with x = (z, c) and c = 1 / sqrt(2
-    kappa). Every entry has independent Gaussian noise, except (c, c), which has none. The two
-    datasets differ in one record.
+    The sums of x (y - r0) and of x x^T are released once, with x = (z, c) and the public constant
+    c = 1 / sqrt(2 kappa). Every entry has independent Gaussian noise, except (c, c), which has
+    none. Two neighbouring datasets differ in one record.
 
     Parameters
     ----------
@@ -452,7 +455,7 @@ def centred_joint(
     covariance_std: float = 1.0,
     cross_std: float | None = None,
 ) -> float:
-    """Compute `centred_sensitivity` without checking the arguments."""
+    """Return the result of `centred_sensitivity`, without checking the arguments."""
     # Write z = f u with ||u|| <= 1 and f the feature bound, and r = y - r0. mu^2 is the maximum of
     #   A ||u r - u' r'||^2 + B (r - r')^2 + C ||u - u'||^2 + G ||u u^T - u' u'^T||_F^2,
     # where each weight is a squared bound over a noise variance. G depends on the layout as in
@@ -482,11 +485,11 @@ def centred_joint(
 
 
 def _replacement_centred(a: float, b: float, c: float, g: float, r: float, other_r: float) -> float:
-    """Maximise the objective in `centred_joint` over u and u', for two rewards r and r' = other_r.
+    """Return the maximum over u and u' of the objective in `centred_joint`, for two given rewards.
 
-    a, b, c and g are the weights A, B, C and G. Proof. The objective is convex in (r, r'), so only
-    the corners of the square of rewards matter, and by symmetry one of the two mixed corners is
-    enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
+    The rewards are r and r' = ``other_r``. a, b, c and g are the weights A, B, C and G. Proof. The
+    objective is convex in (r, r'), so only the corners of the square of rewards matter, and by
+    symmetry one of the two mixed corners is enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
     The objective is
         A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2) - 2 (A r r' + C) t - 2 G t^2.
     For fixed t it increases in p and q, and p = q = 1 allows every t in [-1, 1]. There it is a

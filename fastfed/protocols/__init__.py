@@ -16,10 +16,11 @@ from fastfed.protocols.vector_sum import BitRandomizer, MessageRandomizer
 def make_randomizer(
     plan: Plan, silo: int, noise: NoiseSource, keys: Mapping[int, bytes] | None = None
 ) -> Randomizer:
-    """Return the randomizer R of one silo under a plan.
+    """Return the randomizer R of one silo: the object that makes its messages under a plan.
 
-    ``keys`` are the keys of the silo's masks; only a secure sum needs them. Raises InputError if
-    keys are missing, or given to a protocol without masks.
+    ``silo`` is the silo's index. ``keys`` maps each other silo's index to the key of the masks that
+    both silos share; only a secure sum needs keys. Raises InputError if keys are missing, or given
+    to a protocol without masks.
     """
     if masked(plan, noise):
         if keys is None and plan.silos > 1:

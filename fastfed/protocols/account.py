@@ -1,8 +1,9 @@
 """The releases of plans of linear bandits, as privacy events for `fastfed.privacy.account`.
 
-The events are computed from the fields that drivers and parties execute: the protocol's randomizer
-and analyzer, batch size and horizon, noise, bits, clipping and trigger. The plan's claim adds only
-what these fields do not contain, such as how often one user may take part.
+A privacy event describes what a plan releases, and an accountant computes its epsilon. The events
+are computed from the fields that drivers and parties execute: the protocol's randomizer and
+analyzer, batch size and horizon, noise, bits, clipping and trigger. The plan's claim adds only what
+these fields do not contain, such as how often one user may take part.
 """
 
 from __future__ import annotations
@@ -87,10 +88,11 @@ GAUSSIAN_PAIRS = (
 )
 
 
-#: Largest number of releases of a plan; arrays with one number per release still fit into memory.
+#: Largest number of releases of a plan. Arrays with one number for each release then fit into
+#: memory.
 _MAX_RELEASES = 2**24
 
-#: Continual releases that each protocol allows. Protocols that are not listed allow only "tree".
+#: The release types that each protocol allows. Protocols that are not listed allow only "tree".
 _RELEASES = {
     "silo-ldp": RELEASES,
     "central": RELEASES,
@@ -106,23 +108,26 @@ USER_BIT = "user-bit"
 DELAYABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 
 
-#: Protocols with an account for arms: noise on the counts and sums of arms only, or bits of users.
+#: Protocols with an account for arms without contexts. Their noise is only on the counts and reward
+#: sums of arms, or users send bits.
 FOR_ARMS = ("none", "agent", "silo-ldp", "silo-ldp-prefix", "central", USER_BIT)
 
-#: Protocols whose server adds up one message of each silo, so that silos may have their own clocks.
+#: Protocols whose server adds up one message of each silo, so that silos may report at different
+#: times, on separate clocks.
 CLOCKED = ("none", "silo-ldp", "silo-ldp-prefix")
 
 
 def protocol_of(plan: Plan) -> Protocol:
-    """Return the protocol that the plan must have, given its name, release and secure sum.
+    """Return the protocol that a plan must have, given the protocol's name and the release type.
 
-    A protocol name that is not registered here belongs to another package. Its silos must send each
-    batch once with independent noise, and its trust model is the trust model of "silo-ldp".
+    `check_combination` compares it with the protocol in the plan. A protocol name that is not
+    registered here belongs to another package. Its silos must send each batch once with independent
+    noise, and its trust model is that of "silo-ldp".
 
     Raises
     ------
     InputError
-        If the protocol does not allow the plan's continual release.
+        If the protocol does not allow the plan's release type.
     """
     protocol = plan.protocol
     expected = {**PROTOCOLS, **AGENT_PROTOCOLS}.get(protocol.id)
@@ -179,10 +184,10 @@ def _supports_delays(plan: Plan) -> bool:
 
 
 def _supports_clocks(plan: ClockedPlan) -> bool:
-    """Return True if the account of the plan also holds for silos with their own clocks.
+    """Return True if the account of the plan also holds for silos that report on separate clocks.
 
-    It holds if each user is in one batch of one silo, and no silo reports more often than the noise
-    of the plan allows.
+    It holds if each user is in one batch of one silo, and no silo makes more reports than the
+    plan's noise is calibrated for.
     """
     clocks, claim = plan.clocks, plan.privacy or Claim(source="none")
     unit = claim.budget.unit if claim.budget is not None else "user"
@@ -215,7 +220,7 @@ def _supports_arms(plan: Plan) -> bool:
 
 
 def _supports_counts(plan: Plan) -> bool:
-    """Return True if the number of ones of each batch has an account.
+    """Return True if there is an account for releasing the number of ones in each batch of bits.
 
     All users of a batch must get the same action, which is a function of earlier counts.
     """
@@ -307,8 +312,8 @@ def check_combination(plan: Plan) -> None:
 def bounds(plan: Plan) -> tuple[float, float]:
     """Return (L, Y), the bounds on feature norms and on absolute rewards that a plan assumes.
 
-    Without clipping they are (1, 1), and a condition of the certificate states whether the
-    environment satisfies them.
+    Without clipping they are (1, 1). A condition of the certificate then states whether the
+    environment satisfies these bounds.
     """
     return bounds_of(plan.clip)
 
@@ -333,8 +338,8 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
         )
     feature = clip.feature
     if clip.constant:
-        # The largest norm of a record: its features z with the constant c appended. It is 1, up to
-        # rounding, if z was scaled to leave room for c.
+        # The largest norm of a feature vector: features z with the constant c appended. Set it to
+        # exactly 1 if it differs from 1 only by rounding.
         feature = math.hypot(clip.feature, clip.constant)
         feature = 1.0 if abs(feature - 1.0) < 1e-12 else feature
     return feature, max(abs(bound) for bound in clip.centred)
@@ -342,10 +347,11 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 
 @released.register
 def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
-    """Return the privacy events of a plan, first the event of the silo with the least noise.
+    """Return the privacy events of a plan, first the event of the silo with the weakest guarantee.
 
-    If silos' budgets differ, one event follows for each budget. If silos have their own clocks, one
-    event follows for each smaller number of reports.
+    If silos' budgets differ, one further event follows for each budget. If silos report on separate
+    clocks, the first event is for the silos with the most reports, and one further event follows
+    for each smaller number of reports.
     """
     claim = plan.privacy or Claim(source="none")
     # A plan is plain data that a caller may have changed, so check it before accounting for it.
@@ -395,10 +401,11 @@ def _events_of_plan(plan: Plan) -> tuple[PrivacyEvent, ...]:
 
 
 def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """Return the silos with fewer reports than others: {number of reports: indices of silos}.
+    """Return the silos that make fewer reports than the plan has releases, by number of reports.
 
-    Silos without reports are left out. The result is empty unless silos have their own clocks and
-    one budget, and the first k prefixes of the plan's release are a release of k prefixes.
+    The keys are numbers of reports, and the values indices of silos. Silos without reports are left
+    out. The result is empty unless silos report on separate clocks and have the same budget. It is
+    also empty for release "buffered", whose first k prefix sums are not a release of k prefix sums.
     """
     budgets = plan.privacy.by_silo if plan.privacy is not None else ()
     if not isinstance(plan, ClockedPlan) or budgets or plan.release == "buffered":
@@ -413,7 +420,8 @@ def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
 def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEvent]:
     """Return an event for each group of silos in `fewer_reports`.
 
-    It is ``worst``, the event of silos with all reports, with the group's number of releases.
+    It is the event ``worst`` of the silos with the most reports, with the group's number of reports
+    as the number of releases.
     """
     if not isinstance(worst, GaussianSums):
         return []
@@ -444,10 +452,11 @@ def _events_by_budget(
     scales: tuple[float, ...],
     silo_budgets: tuple[tuple[float, float], ...],
 ) -> tuple[PrivacyEvent, ...]:
-    """Return ``worst``, the event of the silo with the least noise, then one event per silo budget.
+    """Return the event ``worst``, followed by one event for each distinct budget of silos.
 
-    ``stds`` are the plan's standard deviations, and ``scales`` each silo's factor on them. The
-    result is cached: each of M silos verifies the plan, and there may be M budgets.
+    ``worst`` is the event of the silo with the least noise. ``stds`` are the plan's standard
+    deviations, and ``scales`` each silo's factor on them. The result is cached: each of M silos
+    verifies the plan, and there may be M budgets.
     """
     events = [worst]
     for (epsilon, delta), silos in alike(silo_budgets).items():
@@ -461,7 +470,7 @@ def _events_by_budget(
 def alike(
     silo_budgets: tuple[tuple[float, float], ...],
 ) -> dict[tuple[float, float], tuple[int, ...]]:
-    """Group silos by budget: map each (epsilon, delta) to the indices of the silos with it."""
+    """Return the indices of the silos with each budget: {(epsilon, delta): indices of silos}."""
     silos_by_budget: dict[tuple[float, float], list[int]] = {}
     for silo, budget in enumerate(silo_budgets):
         silos_by_budget.setdefault(budget, []).append(silo)
@@ -471,7 +480,7 @@ def alike(
 def _gaussian_sums(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Return the event of Gaussian noise that silos, server or agent add to sums of batches.
 
-    ``std`` is the noise that is accounted for.
+    ``std`` is the noise to account for: that of the silo with the least noise.
     """
     protocol, (feature, reward) = plan.protocol, bounds(plan)
     # First the mechanisms with a separate account. All other Gaussian noise is one kind of event.
@@ -532,8 +541,9 @@ def _reward_release(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> 
 def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
     """Return the event of binomial noise on masked sums.
 
-    Deployed parties execute ``plan.secure``, a simulation executes the plan's ``noise_std`` and
-    ``factor``; check that both describe one mechanism. Bounds and budget come from the plan.
+    Deployed parties execute ``plan.secure``, and a simulation executes the plan's ``noise_std`` and
+    ``factor``. Raise InputError unless both describe the same mechanism. Bounds on records come
+    from the plan, and the budget from its claim.
     """
     mechanism = plan.secure
     assert mechanism is not None
@@ -568,7 +578,10 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
 
 
 def centred_of(clip: Clip | None) -> Centred | None:
-    """Return the bounds of records whose last feature is a constant; None for other records."""
+    """Return the bounds of records whose last feature is a constant.
+
+    Return None if no feature is a constant that the code writes.
+    """
     bounds_of(clip)
     if clip is None or not clip.constant:
         return None
@@ -576,10 +589,14 @@ def centred_of(clip: Clip | None) -> Centred | None:
 
 
 def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
-    """Return (layout, noise_std, covariance_ratio) of the noise rescaled to bounds L = Y = 1."""
+    """Return (layout, noise_std, covariance_ratio) of a plan's noise, for records scaled to norm 1.
+
+    The plan's bounds on features and rewards become L = Y = 1. The result is (layout, 0, 1) if some
+    entry has no noise.
+    """
     feature_bound, reward_bound = bounds(plan)
     layout, covariance_std = recovered_layout(std.off_diagonal, std.diagonal)
-    # The bias is the sum of y x, so its noise is in units of the product of both bounds.
+    # Noise in the sum of x y is in units of the product of both bounds.
     bias_std = std.bias / (feature_bound * reward_bound)
     if min(bias_std, covariance_std) == 0.0:
         return layout, 0.0, 1.0
@@ -591,9 +608,9 @@ def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> 
     layout, bias, ratio = _unit_noise(plan, std)
     if not bias:
         return RawData(budget)
-    # The amplification lemma bounds each of the two streams without the other, and has one noise
-    # level for both: that of the bias stream, relative to its sensitivity. If the covariance stream
-    # has less noise relative to its sensitivity, that smaller level is used for both.
+    # The amplification lemma bounds the sums of x y and of x x' separately. It uses one noise level
+    # relative to the sensitivity for both sums. If the sum of x x' has the lower relative noise,
+    # use this lower level for both.
     relative_noise = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
     if relative_noise < 1.0 - 1e-12:
         bias, ratio = relative_noise * bias, ratio / relative_noise
@@ -613,9 +630,9 @@ def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> 
 
 
 def tree_batch(ends: Sequence[int] | np.ndarray) -> int:
-    """Return the smallest B for which every tree node has at most B 2^level rounds.
+    """Return the smallest B for which every tree node of level j contains at most B 2^j rounds.
 
-    ``ends`` holds the last round of each batch.
+    ``ends`` holds the last round of each batch. For batches of equal length, B is this length.
     """
     rounds = np.concatenate([[0], np.asarray(ends, np.int64)])
     k = np.arange(1, len(rounds))
@@ -630,7 +647,7 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
     if not bias:
         return RawData(claim.required_budget)
     return LocalGaussian(
-        # The smallest batch is the worst case: a shuffler hides less among fewer users.
+        # The smallest batch is the worst case: a shuffler hides a user less among fewer users.
         batch_size=int(np.diff(plan.ends, prepend=0).min()),
         returning=claim.max_participations,
         layout=layout,
@@ -644,12 +661,12 @@ def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
 
 
 def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
-    """Return the event of data points that users send as bits, together with noise bits."""
+    """Return the event of vector sums: users send data points as bits, together with noise bits."""
     encoding, (feature, reward) = plan.encoding, bounds(plan)
     if encoding is None:
         raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
     steps = [encoding.steps(j) for j in range(len(encoding.precision))]
-    # g: the largest bias entry and covariance entry of a record, in steps of the encoding.
+    # g: the largest entries of x y and of x x', in steps of the encoding, for each level or batch.
     g = [
         (math.ceil(bias * feature * reward), math.ceil(covariance * feature**2))
         for bias, covariance in steps
@@ -699,16 +716,16 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
 def released_only(plan: Plan) -> bool:
     """Return True if no action depends on raw data.
 
-    Actions then depend on released statistics only, or on bits of users, which are private wherever
-    they are used. A lazy plan uses released statistics only. So does a plan that synchronises in
-    every round, because the local batch is empty whenever an action is chosen.
+    This holds for a lazy plan, whose actions depend on released statistics only. It holds for a
+    plan that synchronises in every round, because the local batch is empty whenever an action is
+    chosen. It also holds if users send bits, which are private wherever they are used.
     """
     return plan.lazy or plan.flips > 0 or (plan.trigger is None and plan.releases == plan.horizon)
 
 
 @terms.register
 def _terms(plan: Plan) -> tuple[str, ...]:
-    """List the terms of the plan's certificate other than the noise, such as who is trusted."""
+    """Return what a certificate of the plan assumes besides the noise, as texts."""
     schedule = "fixed rounds"
     if plan.trigger is not None:
         noisy_trigger = plan.trigger.kind == PRIVATE_DETERMINANT
@@ -726,7 +743,7 @@ def _terms(plan: Plan) -> tuple[str, ...]:
 
 
 def _own_terms(plan: Plan) -> tuple[str, ...]:
-    """Return the terms of the certificate about local rounds; empty without local rounds."""
+    """Return what a certificate assumes about local rounds, as texts; () without local rounds."""
     own = plan.own
     if own is None:
         return ()
@@ -754,9 +771,10 @@ def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
 
 @released.register
 def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
-    """Return the event of a plan in phases: the means of the silos' estimates.
+    """Return the event of a plan in phases: the private means of the silos' estimates.
 
-    Raises InputError if the initial phases release something.
+    It is `RawData` if the means have no noise. Raises InputError if the initial phases, in which
+    silos learn alone, release something.
     """
     check_means(plan)
     _events_of_plan(plan.local)

@@ -1,4 +1,9 @@
-"""Public clocks of silos: which users they serve, and when they close a batch (docs/clocks.md)."""
+"""Public clocks of silos: in which ticks a silo serves a user, and when it closes a batch.
+
+A tick is a round of a simulation, or a moment in a deployment's calendar. An exchange is a tick in
+which at least one silo reports. A view is the sum of all silos' latest reports after an exchange
+(docs/clocks.md).
+"""
 
 from __future__ import annotations
 
@@ -22,17 +27,18 @@ class Clocks:
     Parameters
     ----------
     silos : int
-        M.
+        M, the number of silos.
     horizon : int
         T, the number of ticks.
     ends : tuple of int
-        The ends of the batches: numbers of users of one silo, or ticks.
+        The ends of the batches of each silo: a batch ends when the silo has served this number of
+        users, or in this tick, see ``by``.
     rates : tuple of float
         Users per tick of silo 0, 1, ..., each in (0, 1]. Further silos have rate 1.
     asleep : tuple of (int, int, int)
         Intervals (silo, first tick, last tick) in which a silo serves nobody and sends nothing.
     by : {"users", "ticks"}
-        What ``ends`` count.
+        The unit of ``ends``: users that the silo has served, or ticks.
     wait : bool
         True if all silos close their batches together, once each has served enough users.
     """
@@ -47,7 +53,7 @@ class Clocks:
 
     @property
     def valid(self) -> bool:
-        """Return True if all fields are in range."""
+        """True if all fields are in range."""
         return (
             self.by in RULES
             and not (self.wait and self.by == TICKS)
@@ -63,7 +69,7 @@ class Clocks:
 
     @property
     def memory(self) -> int:
-        """Return the bytes of all cached arrays with an entry for each silo and tick."""
+        """The size in bytes of all cached arrays that have an entry for each silo and tick."""
         return 7 * self.silos * self.horizon
 
     @cached_property
@@ -104,33 +110,36 @@ class Clocks:
     def _common_ticks(self, ends: np.ndarray) -> np.ndarray:
         """Return the ticks in which all silos close a batch, if they wait for each other.
 
-        They close a batch in the first tick in which no silo is asleep and each silo has served as
-        many users as the next entry of ``ends``.
+        They close a batch in the first tick in which no silo is asleep and each silo has served at
+        least as many users as the next entry of ``ends``.
         """
         least_served = self._served.min(axis=0)
-        awake = np.flatnonzero(~self.sleeps.any(axis=0))
-        least_served_awake, ticks, served = least_served[awake], [], 0
+        all_awake = np.flatnonzero(~self.sleeps.any(axis=0))
+        least_served_awake, common_ticks, served = least_served[all_awake], [], 0
         while (k := int(np.searchsorted(ends, served, side="right"))) < len(ends):
             first = int(np.searchsorted(least_served_awake, ends[k]))
-            if first == len(awake):
+            if first == len(all_awake):
                 break
-            ticks.append(int(awake[first]) + 1)
+            common_ticks.append(int(all_awake[first]) + 1)
             served = int(least_served_awake[first])
-        return np.array(ticks, np.int64)
+        return np.array(common_ticks, np.int64)
 
     @cached_property
     def ticks(self) -> np.ndarray:
-        """Return the ticks with an exchange, in which a silo reports, increasing, (V,) int64."""
+        """Return the ticks of the exchanges, in which a silo reports, increasing, (V,) int64."""
         return np.flatnonzero(self._reports.any(axis=0)) + 1
 
     @cached_property
     def sends(self) -> np.ndarray:
-        """Return 1 where a silo reports in an exchange, else 0, (V, M) uint8."""
+        """Return 1 where silo i reports in exchange v, else 0, (V, M) uint8."""
         return np.ascontiguousarray(self._reports[:, self.ticks - 1].T)
 
     @cached_property
     def reports(self) -> np.ndarray:
-        """Return each silo's number of reports by exchange v = 0..V, (V + 1, M) int64."""
+        """Return the number of reports that each silo has made after v exchanges, (V + 1, M) int64.
+
+        v is 0..V.
+        """
         first = np.zeros((1, self.silos), np.int64)
         return np.concatenate([first, self.sends.cumsum(axis=0, dtype=np.int64)])
 
@@ -141,14 +150,14 @@ class Clocks:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Return the number of data points in the sums after exchange v = 0..V, (V + 1,) int64."""
+        """Return the number of data points in the view after v = 0..V exchanges, (V + 1,) int64."""
         # A silo's data points are in the sums once one of its reports contains them.
         served = self._served[:, self.ticks - 1].T
         latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
         return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])
 
     def schedule(self, schedule: Schedule) -> Schedule:
-        """Return the schedule of the K reports of the silo with the most reports.
+        """Return a schedule with K releases, where K is the largest number of reports of a silo.
 
         Parameters
         ----------

@@ -1,6 +1,7 @@
-"""Plans of federations with a server. A plan is everything that one curve needs, as plain data.
+"""Plans of federations with a server.
 
-Plans without a server, and in phases, are in ``serverless``.
+A plan is plain data: all numbers and settings that drivers and parties execute for one curve (one
+system in an experiment). Plans without a server, and in phases, are in ``serverless``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fastfed.protocols.score import Score
 if TYPE_CHECKING:
     from fastfed.privacy.mechanisms.secure_sum import SecureSum
 
-#: Continual releases that cache every noise draw, because later prefixes use each draw again.
+#: Release types for which every noise draw is stored, because later prefix sums use it again.
 KEEPING = ("toeplitz", "factorised")
 
 # ---- Plans: everything a driver needs to run one curve, as plain data ----------------------------
@@ -167,12 +168,12 @@ class Clip:
 
     @property
     def kappa(self) -> float:
-        """Return kappa such that the constant feature is 1 / sqrt(2 kappa); 0 without it."""
+        """kappa, for a constant feature 1 / sqrt(2 kappa). It is 0 without a constant feature."""
         return 0.5 / self.constant**2 if self.constant else 0.0
 
     @property
     def centred(self) -> tuple[float, float]:
-        """Return the interval (low, high) of the clipped reward after the centre is subtracted."""
+        """The interval (low, high) of the clipped reward after the centre is subtracted."""
         return self.low - self.centre, self.high - self.centre
 
 
@@ -197,7 +198,11 @@ class Encoding:
         return g, self.covariance_precision[level] if self.covariance_precision else g
 
     def each(self, level: int, dimension: int) -> np.ndarray:
-        """Return the encoding steps per unit of every entry of a statistic, (s,)."""
+        """Return the encoding steps per unit of every entry of a statistic, (s,).
+
+        ``level`` is the index into the tuples of the encoding, and ``dimension`` is d. A statistic
+        is the sum of x y, followed by the lower triangle of the sum of x x'.
+        """
         bias, covariance = self.steps(level)
         sizes = dimension, statistic_size(dimension) - dimension
         return np.repeat([float(bias), float(covariance)], sizes)
@@ -257,7 +262,7 @@ class Plan(OwnArrays):
 
     @property
     def coordinates(self) -> int:
-        """Return the dimension of a confidence set: d, or 1 for arms, which have one set each."""
+        """The dimension of a confidence set: d, or 1 for arms, each of which has one set."""
         return 1 if self.arms else self.dimension
 
     def with_claim(self, change: Callable[[Claim], Claim]) -> Plan:
@@ -266,9 +271,9 @@ class Plan(OwnArrays):
 
     @property
     def bit_values(self) -> tuple[float, float]:
-        """Return the rewards that silos use for a user's bit 0 and bit 1; zeros without bits.
+        """The estimates of a reward from a user's bit 0 and bit 1, or zeros without such bits.
 
-        They are unbiased estimates of the clipped reward.
+        They are unbiased estimates of the clipped reward, from which silos learn.
         """
         if not self.flips or self.clip is None:
             return 0.0, 0.0
@@ -276,41 +281,43 @@ class Plan(OwnArrays):
 
     @property
     def counts_ones(self) -> bool:
-        """Return True if a shuffler forwards the numbers of ones among the bits of users."""
+        """True if a shuffler forwards only the numbers of ones among the bits of users."""
         return self.flips > 0 and self.protocol.shuffled
 
     @property
     def sent_values(self) -> tuple[float, float]:
-        """Return what a user's bit 0 and bit 1 add to the sums that are sent.
+        """The numbers that a user's bit 0 and bit 1 add to the sums that a silo sends.
 
-        Numbers of ones are sums of integers, which do not depend on the order of users. The server
-        converts them to sums of `bit_values`.
+        They are 0 and 1 if a shuffler counts ones. The silo then sends integers, which do not
+        depend on the order of users, and the server converts them to sums of `bit_values`.
+        Otherwise they are `bit_values`.
         """
         return (0.0, 1.0) if self.counts_ones else self.bit_values
 
     @property
     def forwards_total(self) -> bool:
-        """Return True if a shuffler of this plan forwards one message: the total of a batch."""
+        """True if a shuffler of this plan forwards one message for each batch: the total."""
         return self.protocol.bits or self.counts_ones
 
     @property
     def bit_levels(self) -> int:
-        """Return the number of tree levels whose nodes are sent as bits; 0 if none are."""
+        """The number of tree levels if nodes are sent as bits, else 0."""
         return self.levels if self.protocol.bits else 0
 
     @property
     def slack_by_round(self) -> bool:
-        """Return True if the sieve, which discards actions by their bounds, changes every round.
+        """True if the slack of the sieve is computed in every round.
 
-        This is so if there is a sieve and silos never synchronise.
+        The sieve discards actions by their confidence bounds. Its slack changes in every round if
+        silos never synchronise, and otherwise only with releases.
         """
         return self.sieve_growth > 0.0 and not self.batch_size
 
     @property
     def history_numbers(self) -> int:
-        """Return the number of noise values that a simulation caches for all silos together.
+        """The number of noise values that a simulation stores for all silos together.
 
-        Only releases in `KEEPING` cache noise.
+        It is 0 for release types that are not in `KEEPING`.
         """
         if self.release not in KEEPING:
             return 0
@@ -320,13 +327,13 @@ class Plan(OwnArrays):
 
     @property
     def simulated(self) -> Plan:
-        """Return the plan that simulation drivers execute: this plan, unless ``drawn_once``.
+        """The plan that simulation drivers execute: this plan, unless ``drawn_once`` is true.
 
-        If ``drawn_once`` is true, the server of the returned plan adds the noise of all silos. The
-        simulation has the same distribution: a sum of independent Gaussian noises is Gaussian,
-        releases are linear in the noise, and no part of a simulation reads the message of a single
-        silo. These messages have no noise in the returned plan, so it claims no privacy and must
-        not be deployed.
+        If ``drawn_once`` is true, the server of the simulated plan adds the noise of all silos at
+        once. The simulation has the same distribution: a sum of independent Gaussian noises is
+        Gaussian, releases are linear in the noise, and no part of a simulation reads the message of
+        a single silo. In the simulated plan these messages have no noise, so it claims no privacy
+        and must not be deployed.
 
         Raises
         ------
@@ -347,12 +354,12 @@ class Plan(OwnArrays):
 
     @property
     def noise_scale(self) -> tuple[float, ...]:
-        """Return the noise of each silo in units of ``noise_std``, a tuple of length M."""
+        """The noise of each silo in units of ``noise_std``, a tuple of length M."""
         return self.silo_noise or (1.0,) * self.silos
 
     @property
     def releases(self) -> int:
-        """Return the number of synchronisations in T rounds, or with a trigger the largest one.
+        """The number of synchronisations in T rounds. With a trigger, the largest possible number.
 
         An incomplete last batch is never sent (zhou-chowdhury-2024, Alg. 1 line 9).
         """
@@ -368,11 +375,11 @@ class Plan(OwnArrays):
 
     @property
     def ends(self) -> np.ndarray:
-        """Return the last round of each batch, (K,)."""
+        """The last round of each batch that is released, (K,)."""
         return Schedule(self.horizon, self.batch_size, self.release_rounds).ends
 
     def due(self, round: int) -> int:
-        """Return the number of releases by the end of a round, if rounds are fixed."""
+        """Return the number of releases by the end of ``round``, if their rounds are fixed."""
         if self.release_rounds:
             return bisect_right(self.release_rounds, round)
         return round // self.batch_size if self.batch_size else 0
@@ -383,10 +390,10 @@ class Plan(OwnArrays):
 
     @cached_property
     def release_scale(self) -> np.ndarray:
-        """Return the noise of each batch in units of ``noise_std``, (K,), if users add the noise.
+        """The std of the noise of each batch in units of ``noise_std``, (K,), if users add noise.
 
-        All users add equal noise, and ``noise_std`` is the noise of ``batch_size`` users. The
-        result is empty if silos or the server add the noise, or if all batches have equal lengths.
+        All users add equal noise, and ``noise_std`` is the noise of ``batch_size`` users. The array
+        is empty if silos or the server add the noise, or if all batches have equal lengths.
         """
         if self.protocol.noise_by != "users" or not self.release_rounds:
             return np.zeros(0)
@@ -395,15 +402,15 @@ class Plan(OwnArrays):
 
     @property
     def encoded_by_release(self) -> bool:
-        """Return True if ``encoding`` has an entry for each release, not for each tree level.
+        """True if ``encoding`` has an entry for each release, False if for each tree level.
 
-        This is so for bits in batches of different lengths, without a tree.
+        It is True for data points sent as bits in batches of different lengths, without a tree.
         """
         return self.protocol.flat and self.encoding is not None and bool(self.release_rounds)
 
     @property
     def levels(self) -> int:
-        """Return the number of tree levels: the largest number of nodes that contain one leaf.
+        """The number of tree levels, which is the largest number of nodes that contain one leaf.
 
         Without a tree it is 1 if batches are sent as bits, else 0.
         """
@@ -414,10 +421,11 @@ class Plan(OwnArrays):
 
     @cached_property
     def coefficients(self) -> np.ndarray:
-        """Return the coefficients that the kernels need for this release; empty if none.
+        """The coefficients that the kernels need for the plan's release type.
 
-        "toeplitz": f of the square-root factor, (K,). "factorised": the matrix of the factor.
-        "buffered": the packed coefficients of the buffers.
+        For "toeplitz" they are f of the square-root factor, (K,), for "factorised" the matrix of
+        the factor, and for "buffered" the packed parameters of the buffers. For other types the
+        array is empty.
         """
         if self.release == "factorised":
             if self.factor is None or len(self.factor) != self.releases:
@@ -429,27 +437,30 @@ class Plan(OwnArrays):
 
     @property
     def buffers(self) -> int:
-        """Return the number of noise vectors that a party stores for release "buffered"; else 0."""
+        """The number of noise vectors that a party stores for release "buffered", else 0."""
         return len(self.coefficients) // 2 if self.release == "buffered" else 0
 
     @cached_property
     def statistic_size(self) -> int:
-        """Return s = d + d (d + 1) / 2, the number of entries of a statistic."""
+        """s = d + d (d + 1) / 2, the number of entries of a statistic.
+
+        A statistic is the sum of x y, followed by the lower triangle of the sum of x x'.
+        """
         return statistic_size(self.dimension)
 
     @property
     def sent_size(self) -> int:
-        """Return the number of entries that are sent: s, or for arms d sums and d counts."""
+        """The number of entries of a message: s, or for arms 2 d (d sums and d counts)."""
         return 2 * self.dimension if self.arms else self.statistic_size
 
     @property
     def share_until(self) -> int:
-        """Return the last round that may be shared; 0 if the plan has no local rounds."""
+        """The last round that may be shared, or 0 if the plan has no local rounds."""
         return self.own.until if self.own is not None else 0
 
     @property
     def rows_per_round(self) -> int:
-        """Return how many feature vectors a round adds to V: M if silos synchronise, else 1."""
+        """The number of feature vectors that a round adds to V: M if silos synchronise, else 1."""
         return self.silos if self.batch_size else 1
 
     def entry(self, release: int) -> int:
@@ -460,28 +471,30 @@ class Plan(OwnArrays):
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
-        """Return the number of feature vectors that the radius of a round counts.
+        """Return the number of feature vectors in V from which the radius of ``round`` is computed.
 
-        A lazy plan counts the released rounds only; other plans count all M t.
+        A lazy plan counts only the rounds up to the last release, whose number is ``release``.
+        Other plans count all rounds.
         """
         counted = self.end(release) if self.lazy else round
         return float(self.rows_per_round * counted)
 
     @property
     def user_std(self) -> NoiseStd:
-        """Return the noise of one user's message; that of ``batch_size`` users is ``noise_std``."""
+        """The noise of one user's message. The sum over ``batch_size`` users has ``noise_std``."""
         return self.noise_std.times(1.0 / math.sqrt(max(1, self.batch_size)))
 
     def most_records(self, release: int) -> int:
-        """Return the largest number of records of one silo, up to a release, whose sum is exact."""
+        """Return the number of a silo's records up to a release that fixed-point sums can hold."""
         return self.end(release) * self.room
 
     @property
     def public_constant(self) -> bool:
-        """Return True if the last entry of a statistic is public, so that it gets no noise.
+        """True if the last entry of a statistic is public, so that it gets no noise.
 
-        It is the square of a constant feature, summed over rounds: a multiple of the number of
-        rounds. If a secret coin decides which users are shared, that number is not public.
+        The entry is the square of a constant feature, summed over rounds, and so a multiple of the
+        number of rounds. If a secret coin decides which users are shared, this number is not
+        public.
         """
         has_constant = self.clip is not None and self.clip.constant > 0.0
         secret_coin = self.own is not None and self.own.secret
@@ -489,12 +502,12 @@ class Plan(OwnArrays):
 
     @property
     def by_users(self) -> bool:
-        """Return True if each user makes a message; else the silo or agent makes one for all."""
+        """True if each user makes a message, False if the silo or agent makes one for all users."""
         return self.protocol.senders == "users" and self.individual
 
     @property
     def sender(self) -> str:
-        """Return who sends a message, for error messages: "user" or "silo"."""
+        """The sender of a message, for error messages: "user" or "silo"."""
         return "user" if self.by_users else "silo"
 
     def senders(self, release: int) -> int:
@@ -507,7 +520,7 @@ class Plan(OwnArrays):
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Return the value of one bit in each entry of a statistic: 1 / (steps per unit).
+        """The value of one bit in each entry of a statistic: 1 / (encoding steps per unit).
 
         The shape is (levels, s), or (K, s) if `encoded_by_release`. Without bits it is (0, s).
         """
@@ -536,7 +549,7 @@ class Plan(OwnArrays):
 
     @cached_property
     def _bits_up_by_level(self) -> list[int]:
-        """Return the bits that all senders together send for one tree node of each level.
+        """The number of bits that all senders together send for one tree node of each level.
 
         Without a tree the list has one entry, for a batch.
         """
@@ -548,10 +561,10 @@ class Plan(OwnArrays):
         return [self._labelled_bits(self.points(level), level) for level in range(self.levels)]
 
     def _labelled_bits(self, points: int, encoding: int) -> int:
-        """Return the bits sent for ``points`` data points of every silo.
+        """Return the number of bits sent for ``points`` data points of every silo.
 
-        ``encoding`` is the index of their encoding. A shuffler permutes single bits, so each bit is
-        sent with the label of its entry.
+        ``encoding`` is the index into the tuples of the plan's encoding. A shuffler permutes single
+        bits, so each bit is sent with a label that names its entry.
         """
         assert self.encoding is not None
         bits_per_labelled_bit = 1 + (self.statistic_size - 1).bit_length()
@@ -559,9 +572,10 @@ class Plan(OwnArrays):
         return self.silos * points * self.statistic_size * message_bits * bits_per_labelled_bit
 
     def bits_up_of(self, releases: int) -> int:
-        """Return the bits that silos or users have sent after ``releases`` releases.
+        """Return the number of bits that silos or users have sent after ``releases`` releases.
 
-        Statistics count 64 bits an entry; encoded data points count labelled bits.
+        An entry of a statistic counts as 64 bits. Data points that are sent as bits count all their
+        bits with labels.
         """
         if self.release_rounds and self.protocol.senders != "agent":
             if self.encoding is not None:
@@ -580,7 +594,9 @@ class Plan(OwnArrays):
         )
 
     def bits_down_of(self, releases: int) -> int:
-        """Return the bits that the server has sent to all silos after ``releases`` releases.
+        """Return the number of bits that the server has sent to all silos after some releases.
+
+        ``releases`` is the number of releases.
 
         Each release is one float64 statistic for every silo. If users are the senders the result is
         0: the action that a user receives is not part of the protocol.
@@ -607,7 +623,7 @@ class DelayedPlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan, arrivals: np.ndarray) -> DelayedPlan:
-        """Return the plan with these arrivals."""
+        """Return ``plan`` as a `DelayedPlan` with these arrivals."""
         values = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         return cls(**values, arrivals=arrivals)
 
@@ -622,11 +638,11 @@ class DelayedPlan(Plan):
 
 @dataclass(frozen=True)
 class ClockedPlan(Plan):
-    """A plan for simulations in which each silo has its own clock (docs/clocks.md).
+    """A plan in which silos report on separate clocks (docs/clocks.md).
 
     Rounds of a run are ticks. ``releases`` is K, the largest number of reports of one silo, and the
-    batches of the plan are those of such a silo. Arrays that `Plan` indexes by release have one
-    entry for each view v = 0..V.
+    batches of the plan are those of a silo with K reports. A view is the sum of all silos' latest
+    reports. Arrays that `Plan` indexes by release have one entry for each view v = 0..V.
 
     Parameters
     ----------
@@ -638,16 +654,16 @@ class ClockedPlan(Plan):
 
     @classmethod
     def of(cls, plan: Plan, clocks: Clocks) -> ClockedPlan:
-        """Return the plan with these clocks."""
+        """Return ``plan`` as a `ClockedPlan` with these clocks."""
         values = {field.name: getattr(plan, field.name) for field in fields(Plan)}
         return cls(**values, clocks=clocks)
 
     def bits_up_of(self, releases: int) -> int:
-        """Return the bits that silos have sent in the first ``releases`` exchanges."""
+        """Return the number of bits that silos have sent in the first ``releases`` exchanges."""
         return 64 * self.statistic_size * int(self.clocks.reports[releases].sum())
 
     def bits_down_of(self, releases: int) -> int:
-        """Return the bits that silos have received: a view for each report."""
+        """Return the number of bits that silos have received: one view for each report."""
         return self.bits_up_of(releases)
 
 
@@ -665,8 +681,8 @@ P = TypeVar("P", bound=AnyPlan)
 def of_kind(plan: object, kind: type[P]) -> P:
     """Return the plan if it is an instance of ``kind``; raise InputError otherwise.
 
-    Callers often pass a system or a different kind of plan. For the latter, the message names the
-    parties that accept it.
+    Callers often pass a system or a different kind of plan. For a different kind of plan, the
+    message names the parties that accept it.
     """
     if isinstance(plan, kind):
         return plan

@@ -1,4 +1,7 @@
-"""Protocols by name (what silos send, what the server does, who is trusted), and their messages."""
+"""Privacy protocols by name, and the messages that their parties send.
+
+A protocol says what silos or users send, what the server does with it, and who is trusted.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ ADD, TREE, NOISY_TREE, REPLACE, NOISY_ADD = range(5)
 
 @dataclass(frozen=True)
 class Protocol:
-    """A protocol P = (R, S, A) (zhou-chowdhury-2024); S is the identity unless ``shuffled``.
+    """A protocol P = (R, S, A) of randomizer, shuffler and analyzer (zhou-chowdhury-2024).
+
+    The shuffler S is the identity unless ``shuffled`` is true.
 
     Parameters
     ----------
@@ -29,16 +34,17 @@ class Protocol:
         Who is protected against whom, as the certificate states it.
     randomizer : int
         R, what a sender sends: SEND_BATCH (the raw sums of a batch), SEND_NODE (the raw sums of a
-        tree node), SEND_NOISY_NODE, SEND_NOISY_PREFIX, SEND_BITS, SEND_NOISY_SUM (a noisy prefix
-        sum without a tree) or SEND_NOISY_BATCH.
+        tree node), SEND_NOISY_NODE (a node with noise), SEND_NOISY_PREFIX (a prefix sum of noisy
+        nodes), SEND_BITS (data points as noisy bits), SEND_NOISY_SUM (a noisy prefix sum without a
+        tree) or SEND_NOISY_BATCH (the sums of a batch with noise).
     analyzer : int
-        A, what the server does with the sum of the messages: ADD it to its total, take it as a
-        TREE node, add noise to that node (NOISY_TREE), REPLACE its total, or add it and then noise
-        (NOISY_ADD).
+        A, what the server does with the sum of the messages: ADD (add it to the total), TREE (take
+        it as a tree node), NOISY_TREE (add noise and take it as a tree node), REPLACE (replace the
+        total by it) or NOISY_ADD (add it to the total, and release the total with noise).
     noise_by : {"silos", "server", "users", "none"}
         Who adds the noise.
     source : str
-        Author-year and algorithm.
+        The paper (authors and year) and its algorithm.
     shuffled : bool, default False
         True if the server receives the messages in random order, without the senders' names, or
         only their total.
@@ -62,17 +68,17 @@ class Protocol:
 
     @property
     def flat(self) -> bool:
-        """Return True if the server adds up the batches one by one, without a tree."""
+        """True if the server adds up the batches one by one, without a tree."""
         return self.analyzer == ADD
 
     @property
     def tree(self) -> bool:
-        """Return True if p-sums (sums under the nodes of a binary tree) are stored."""
+        """True if p-sums (sums under the nodes of a binary tree) are stored."""
         return self.randomizer != SEND_BATCH and not self.flat
 
     @property
     def bits(self) -> bool:
-        """Return True if data points are sent as bits."""
+        """True if data points are sent as bits, that is, in a vector sum."""
         return self.randomizer == SEND_BITS
 
 
@@ -163,7 +169,7 @@ PROTOCOLS = {
 
 _AGENT_SOURCE = "chowdhury-zhou-2022, Algorithm 1"
 
-#: Protocols of a single agent in place of silos.
+#: Protocols of systems with a single agent instead of silos.
 AGENT_PROTOCOLS = {
     p.id: p
     for p in (
@@ -234,7 +240,10 @@ AGENT_PROTOCOLS = {
 
 
 def counting_ones(protocol: Protocol) -> Protocol:
-    """Return the protocol "user-bit" with a shuffler that counts the ones of each batch."""
+    """Return the protocol "user-bit" with a shuffler that forwards only numbers of ones.
+
+    The shuffler counts the ones among the bits of each batch.
+    """
     return replace(
         protocol,
         summary="each user sends one flipped bit of the reward, a shuffler counts the ones",
@@ -244,15 +253,16 @@ def counting_ones(protocol: Protocol) -> Protocol:
     )
 
 
-#: Release of a shuffle protocol without a tree: each batch is released once, and the server adds
-#: the batches up.
+#: The release type of a shuffle protocol without a tree: each batch is released once, and the
+#: server adds the batches up.
 FLAT = "flat"
 
 
 def released_as(protocol: Protocol, release: str) -> Protocol:
-    """Return the protocol under the given continual release, such as "toeplitz" or `FLAT`.
+    """Return the protocol for a release type, such as "toeplitz" or `FLAT`.
 
-    Instead of noisy tree nodes, silos or the server then release noisy prefix sums.
+    For types other than "tree" and `FLAT`, silos or the server release noisy prefix sums instead of
+    noisy tree nodes.
     """
     if release == "tree" or protocol.masked:
         return protocol
@@ -267,10 +277,10 @@ def released_as(protocol: Protocol, release: str) -> Protocol:
 
 
 def drawn_once(protocol: Protocol) -> Protocol:
-    """Return the protocol of a simulation that draws the Gaussian noise of all silos in one draw.
+    """Return the protocol of a simulation that draws the Gaussian noise of all silos at once.
 
     In such a simulation silos send their sums without noise, and the server adds noise to the
-    total. Raises InputError if the protocol's silos do not add Gaussian noise to their sums.
+    total. Raises InputError if the silos of ``protocol`` do not add Gaussian noise to their sums.
     """
     if protocol.noise_by == "silos" and not protocol.masked:
         if protocol.randomizer == SEND_NOISY_SUM:
@@ -288,10 +298,10 @@ SHAREABLE = ("none", "silo-ldp", "silo-ldp-prefix", "central", "secure-sum")
 
 
 def keeping_own_rounds(protocol: Protocol) -> Protocol:
-    """Return the protocol for plans with local rounds.
+    """Return the protocol for plans with local rounds, whose data never leave a silo.
 
-    Its trust model says in addition that a user's own silo is trusted. Raises InputError for a
-    protocol under which a silo is not trusted with its users' data.
+    Its trust model says in addition that a user trusts their own silo and its users. Raises
+    InputError for a protocol under which a silo is not trusted with its users' data.
     """
     if protocol.noise_by == "none":
         return protocol
@@ -307,7 +317,7 @@ def keeping_own_rounds(protocol: Protocol) -> Protocol:
 
 
 def under_masks(protocol: Protocol, silos: int, colluders: int) -> Protocol:
-    """Return the secure-sum protocol whose model names how many silos are not trusted."""
+    """Return the secure-sum protocol with a trust model that states the number of colluders."""
     model = "secure sum: the server, honest but curious, is not trusted"
     if colluders:
         colluders_text = f"{colluders} of the {silos} silos"
@@ -340,7 +350,7 @@ class Statistic:
     release : int
         Number of the synchronisation, from 1.
     dimension : int
-        d.
+        d, the length of a feature vector.
     values : ndarray, shape (s,), s = d + d (d + 1) / 2
         The bias sum (d,), then the packed lower triangle of the covariance sum, row by row: entry
         (i, j <= i) at d + i (i + 1) / 2 + j. Stored as a read-only copy in float64.
@@ -366,12 +376,12 @@ class Statistic:
 
     @property
     def bias(self) -> np.ndarray:
-        """Return the sum of x y, (d,)."""
+        """The sum of x y, (d,)."""
         return self.values[: self.dimension]
 
     @property
     def covariance(self) -> np.ndarray:
-        """Return the sum of x x', (d, d), symmetric."""
+        """The sum of x x', (d, d), symmetric."""
         d = self.dimension
         matrix = np.zeros((d, d))
         matrix[np.tril_indices(d)] = self.values[d:]
@@ -379,13 +389,13 @@ class Statistic:
 
     @property
     def nbytes(self) -> int:
-        """Return the number of bytes of ``values``: 8 for each of its s entries."""
+        """The number of bytes of ``values``: 8 for each of its s entries."""
         return self.values.nbytes
 
 
 @dataclass(frozen=True)
 class Report(Statistic):
-    """Message of one silo or user at one synchronisation.
+    """Message of one silo or user at one synchronisation: sums of x y and x x'.
 
     Parameters
     ----------
@@ -407,10 +417,11 @@ class Report(Statistic):
 
 @dataclass(frozen=True)
 class Counts(Report):
-    """Number of ones among a silo's bits in each entry, minus its mean for data points of zero.
+    """Message with the number of ones among a silo's bits in each entry, in a vector sum.
 
-    A silo sends these counts instead of bits if the shuffler is allowed to add counts up. The noise
-    of one silo alone does not protect its users, so the server must only see the sum of all counts.
+    The mean number of ones for data points of zero is subtracted. A silo sends these counts instead
+    of bits if the shuffler adds up counts. The noise of one silo does not suffice to protect its
+    users, so the server must see only the sum of all silos' counts.
     """
 
 
@@ -418,7 +429,7 @@ class Counts(Report):
 class Shuffled(Statistic):
     """Message from the shuffler to the server.
 
-    Either one report without its sender, or the sum of all silos' counts, which carries the same
+    It is one report without its sender, or the sum of all silos' counts. That sum has the same
     information as the permuted bits.
     """
 
@@ -432,7 +443,7 @@ class Bits:
     release : int
         Number of the synchronisation, from 1.
     dimension : int
-        d.
+        d, the length of a feature vector.
     bits : ndarray of uint8, shape (s, n (2 g + b)), s = d + d (d + 1) / 2
         Messages of the sender's n data points, 2 g + b bits each (zhou-chowdhury-2024, Algorithm
         7). The row index is the label that each bit is sent with. Stored as a read-only copy.
@@ -469,7 +480,10 @@ class Bits:
 
 @dataclass(frozen=True)
 class ShuffledBits(Bits):
-    """The bits of all silos, permuted within each label. The field ``silo`` is unused."""
+    """The bits of all silos, permuted within each entry of the statistic (label).
+
+    The field ``silo`` is not used.
+    """
 
 
 @dataclass(frozen=True)

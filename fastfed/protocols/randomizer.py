@@ -36,11 +36,11 @@ Message = Report | Bits | Encoded
 
 
 class Randomizer(Protocol):
-    """Interface of randomizers: they accumulate data points and make one message per batch."""
+    """Interface of randomizers: they add up data points and make one message for each batch."""
 
     @property
     def release(self) -> int:
-        """Number of messages made so far."""
+        """The number of messages made so far."""
         ...
 
     def observe(self, x: np.ndarray, y: float) -> None:
@@ -55,14 +55,18 @@ class Randomizer(Protocol):
 class SumRandomizer:
     """The randomizer of a silo that sends statistics (zhou-chowdhury-2024, Algorithms 2 and 4).
 
-    It stores the raw p-sums of the binary tree. If it sends prefix sums, it also stores the noisy
-    nodes that were already sent, so that each node has one noise however often it is used. For
-    other continual releases it stores the raw prefix sum instead. If `report` fails, the state is
-    unchanged and the call may be repeated.
+    A statistic holds the sums of x y and x x'. For release type "tree" the randomizer stores the
+    raw p-sums of the binary tree. If it sends prefix sums, it also stores the noisy nodes, so that
+    the noise of each node is drawn once, however often the node is used. For other release types it
+    stores the raw prefix sum. If `report` raises an error, the state is unchanged, and the call may
+    be repeated.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
-        """Start without data; refuse a plan that claims privacy and has no noise."""
+        """Start without data. Raise InputError if the plan claims privacy but has no noise.
+
+        ``silo`` is the silo's index, and ``noise`` its source of noise.
+        """
         self.plan, self.silo = plan, silo
         self.release = 0
         self._batch = np.zeros(plan.statistic_size)
@@ -72,7 +76,8 @@ class SumRandomizer:
         std = plan.noise_std.times(plan.noise_scale[silo])
         claims = plan.releases > 0 and plan.privacy is not None and plan.privacy.budget is not None
         if claims and plan.protocol.noise_by == "silos" and std.bias == 0.0:
-            # Otherwise a protocol whose account uses another field's noise would send raw sums.
+            # Without this check, a protocol whose account is computed from the noise in a different
+            # field of the plan would send raw sums.
             raise InputError(
                 f"silo {silo} must add noise under {plan.protocol.id}, whose plan claims privacy, "
                 "got standard deviation 0"
@@ -81,7 +86,7 @@ class SumRandomizer:
         self._by_prefix = plan.release != "tree"
 
     def observe(self, x: np.ndarray, y: float) -> None:
-        """Add a data point to the batch."""
+        """Add a data point, features x (d,) and reward y, to the batch."""
         aggregation.add(self._batch, self.point(x, y))
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
@@ -114,8 +119,8 @@ class SumRandomizer:
     def _message(self, release: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the values (s,) to send, and the prefix sum without noise to store after sending.
 
-        Tree nodes are stored at once. If the call fails later, the next try overwrites them with
-        the same values, which depend only on nodes of lower levels.
+        Sums of tree nodes are stored at once. If the call raises an error later, the next call
+        overwrites them with the same values, which depend only on nodes of lower levels.
         """
         randomizer, total = self.plan.protocol.randomizer, self._total
         if randomizer == SEND_BATCH:
@@ -144,7 +149,7 @@ class SumRandomizer:
 
 
 def user_bit(plan: Plan, reward: float, words: np.ndarray) -> int:
-    """Return the bit that a user's device sends in place of the reward (protocol "user-bit").
+    """Return the bit that a user's device sends instead of the reward (protocol "user-bit").
 
     The reward is rounded to a bit at random, then the bit is flipped at random. Each step compares
     53 uniform bits with a threshold. The privacy guarantee depends only on the threshold of the
@@ -165,10 +170,12 @@ def user_bit(plan: Plan, reward: float, words: np.ndarray) -> int:
         0 or 1. The estimate of the reward is ``plan.bit_values[bit]``.
     """
     assert plan.clip is not None
-    # Two uniform 53-bit integers: one rounds the reward, and one decides whether to flip.
-    rounding, flip = (((int(high) << 32) | int(low)) >> 11 for low, high in words.reshape(2, 2))
+    # Two uniform 53-bit integers: one rounds the reward, and one decides whether to flip the bit.
+    rounding_draw, flip_draw = (
+        ((int(high) << 32) | int(low)) >> 11 for low, high in words.reshape(2, 2)
+    )
     share = (reward - plan.clip.low) / (plan.clip.high - plan.clip.low)
-    return int(rounding < share * 2.0**53) ^ int(flip < plan.flips)
+    return int(rounding_draw < share * 2.0**53) ^ int(flip_draw < plan.flips)
 
 
 # ---- The randomizer on a user's device, for protocols in which each user sends a message ---------
@@ -232,7 +239,7 @@ class User(Once):
 
     @property
     def release(self) -> int:
-        """Return the release (counted from 1) that contains this user's message."""
+        """Return the number (from 1) of the release that contains this user's message."""
         return self.plan.due(self.number - 1) + 1
 
     @property
@@ -242,7 +249,7 @@ class User(Once):
 
     @once
     def message(self, x: object, reward: float) -> Report | Bits:
-        """Make the user's message. Only one call is allowed: two messages would reveal more.
+        """Return the user's message. Only one call is allowed: two messages would reveal more.
 
         Parameters
         ----------
@@ -282,7 +289,8 @@ class User(Once):
     def _bits(self, x: np.ndarray, y: float) -> Bits | Counts:
         """Return the message that encodes data point (x, y) as bits, with noise bits.
 
-        Without a shuffler it has only one number for each entry, computed from its number of ones.
+        Without a shuffler, the message is a Counts: the number of ones of each entry, minus its
+        mean for a data point of zero.
         """
         point = np.zeros(self.plan.statistic_size)
         linalg.accumulate(point, x, y)
@@ -307,8 +315,8 @@ class Shuffler(Once):
     ``shuffle`` takes the messages of all silos for the next release and returns the messages that
     the server may see. Statistics are permuted as whole messages. Bits are permuted within each
     label, so that a bit reveals its entry and nothing else. Permuted bits reveal only their number
-    of ones; so if silos send counts, or sums of users' bits, instead of bits, the total is
-    forwarded. Every release uses a new uniform permutation.
+    of ones. So if silos send counts, or sums of users' bits, instead of bits, the shuffler forwards
+    only their total. Every release uses a new uniform permutation.
 
     Parameters
     ----------

@@ -38,34 +38,37 @@ Draw = Callable[[int], np.ndarray]
 
 
 class PrefixNoise(Protocol):
-    """Noise of prefixes 1, 2, ..., requested in this order.
+    """Noise of prefixes 1, 2, ..., which must be requested in this order.
 
-    The last prefix may be requested again and gives the same noise, because stored values depend on
-    earlier prefixes only.
+    The latest prefix may be requested again. It then gets the same noise, because that noise is
+    computed from the numbered draws and from values stored for earlier prefixes.
     """
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise (s,) of prefix k, in units of the noise of one draw."""
+        """Return the noise (s,) of prefix k, in units of the standard deviation of one draw."""
         ...
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the exact coefficient of each numbered draw in the noise of prefix k."""
+        """Return the exact coefficients of the draws in the noise of prefix k, by draw number."""
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
+        """Return upper bounds on the number of `terms` and on the sum of their absolute values.
+
+        `ExactAdder.prefix` needs both for its bound on rounding errors.
+        """
         ...
 
     def variance(self, k: int) -> float:
         """Return the noise variance of prefix k, divided by that of one draw, correctly rounded.
 
-        It is the sum of the squared `terms`, which each class computes without listing them.
+        It is the sum of the squares of all `terms`. Most classes compute it without listing them.
         """
         ...
 
 
 def _square_sums(values: np.ndarray) -> list[float]:
-    """Return the sum of the first n squares for each n >= 1, correctly rounded.
+    """Return the sum of the squares of the first n values for n = 1..N, correctly rounded.
 
     ``values`` (N,) are below 2^52 in absolute value.
     """
@@ -80,15 +83,15 @@ def _square_sums(values: np.ndarray) -> list[float]:
 
 @lru_cache(maxsize=16)
 def _buffered_variances(releases: int) -> list[float]:
-    """Return `BufferedNoise.variance` of prefixes 1, 2, ... of a plan with these releases."""
+    """Return `BufferedNoise.variance` of each prefix of a plan with this number of releases."""
     return _square_sums(buffered_coefficients(releases))
 
 
 class HonakerNoise:
-    """Noise of release "honaker": Honaker's estimates (privacy/releases/prefix_sums)."""
+    """Noise of release type "honaker": Honaker's estimates (privacy/releases/prefix_sums)."""
 
     def __init__(self, levels: int, size: int) -> None:
-        """Start without draws; the tree has ``levels`` levels, each draw ``size`` entries."""
+        """Start without draws; the tree has ``levels`` levels, and a draw has ``size`` entries."""
         self._estimates = np.zeros((max(1, levels), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
@@ -104,7 +107,7 @@ class HonakerNoise:
         return aggregation.prefix(self._estimates, k)
 
     def terms(self, k: int) -> dict[int, Fraction]:
-        """Return the exact coefficient of each numbered node's noise in the noise of prefix k."""
+        """Return the exact coefficients of the nodes' draws in the noise of prefix k."""
         # A node of level g below a block of level h has coefficient v_h 2^(g - h), with
         # v_h = 2^h / (2^(h+1) - 1). In the code h is `top`.
         coefficients = {}
@@ -134,15 +137,18 @@ class HonakerNoise:
 
 
 class ToeplitzNoise:
-    """Noise of release "toeplitz": rows of C z with a Toeplitz matrix C; all draws z are cached."""
+    """Noise of release type "toeplitz": rows of C z with a Toeplitz matrix C and stored draws z."""
 
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
-        """Start without draws of ``size`` entries; ``coefficients`` (K,) are C's first column."""
+        """Start without draws; a draw has ``size`` entries.
+
+        ``coefficients`` (K,) are the first column of C.
+        """
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
         self._history = np.zeros((max(1, len(coefficients)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise (s,) of prefix k, in units of the noise of one draw; cache draw k."""
+        """Return the noise (s,) of prefix k, in units of the std of one draw; store draw k."""
         self._history[k - 1] = draw(k)
         return aggregation.toeplitz(self._history, self._coefficients, k)
 
@@ -165,16 +171,19 @@ class ToeplitzNoise:
 
 
 class BufferedNoise:
-    """Noise of release "buffered": rows of B z from decaying sums (privacy/releases/buffered)."""
+    """Noise of release type "buffered": rows of B z from decaying sums of the draws z.
+
+    The sums are kept in buffers, see privacy/releases/buffered.
+    """
 
     def __init__(self, plan: Plan) -> None:
-        """Start with empty buffers of the plan's release."""
+        """Start with empty buffers."""
         self._packed, self._releases = plan.coefficients, plan.releases
         self._after = np.zeros((plan.buffers, plan.statistic_size))
         self._before, self._k = self._after, 0
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise (s,) of prefix k, in units of the noise of one draw; update buffers."""
+        """Return the noise (s,) of prefix k, in units of the std of one draw; update buffers."""
         z = np.array(draw(k))
         # A repeated request for prefix k starts from the buffers before prefix k.
         buffers = self._after if k > self._k else self._before
@@ -199,15 +208,15 @@ class BufferedNoise:
 
 
 class FactorisedNoise:
-    """Noise of release "factorised": rows of B z with any lower triangular B; all z are cached."""
+    """Noise of release type "factorised": rows of B z, B lower triangular, with stored draws z."""
 
     def __init__(self, matrix: np.ndarray, size: int) -> None:
-        """Start without draws of ``size`` entries; ``matrix`` (K, K) is B."""
+        """Start without draws; a draw has ``size`` entries, and ``matrix`` (K, K) is B."""
         self._matrix = matrix
         self._history = np.zeros((max(1, len(matrix)), size))
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise (s,) of prefix k, in units of the noise of one draw; cache draw k."""
+        """Return the noise (s,) of prefix k, in units of the std of one draw; store draw k."""
         self._history[k - 1] = draw(k)
         return aggregation.weighted_sum(self._history, self._matrix[k - 1, :k])
 
@@ -225,19 +234,19 @@ class FactorisedNoise:
 
 
 class NestedNoise:
-    """Noise of release "nested": the sum of the first 1 + floor(ln(k + 1)) draws.
+    """Noise of release type "nested": the sum of the first 1 + floor(ln(k + 1)) draws.
 
     This reproduces the experiment code of chowdhury-zhou-2022. Consecutive prefixes often have the
     same noise; their difference then reveals a batch without noise.
     """
 
     def __init__(self, size: int) -> None:
-        """Start without draws; each has ``size`` entries."""
+        """Start without draws; a draw has ``size`` entries."""
         self._draws: list[np.ndarray] = []
         self._size = size
 
     def at(self, k: int, draw: Draw) -> np.ndarray:
-        """Return the noise (s,) of prefix k: the sum of its draws, which are stored."""
+        """Return the noise (s,) of prefix k: the sum of the first draws, which are stored."""
         stored, noise = self._draws, np.zeros(self._size)
         self._draws = stored + [np.array(draw(n + 1)) for n in range(len(stored), self._count(k))]
         for normals in self._draws:
@@ -265,7 +274,7 @@ class NestedNoise:
 def prefix_noise(plan: Plan) -> PrefixNoise | None:
     """Return the object that makes the noise of the plan's prefix sums.
 
-    It is None for release "tree", which adds noise to each tree node instead.
+    The result is None for release type "tree", which adds noise to each tree node instead.
     """
     if plan.release == "honaker":
         return HonakerNoise(plan.levels, plan.statistic_size)
@@ -286,7 +295,7 @@ def prefix_noise(plan: Plan) -> PrefixNoise | None:
 class Adder(Protocol):
     """Adds the noise of one party to its statistics, one release after the other.
 
-    If a release fails before it is sent, a second request for it gets the same noise.
+    If a release fails before it is sent, a second request for this release gets the same noise.
     """
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
@@ -294,11 +303,11 @@ class Adder(Protocol):
         ...
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """Return values (s,) plus ``scale`` times the noise of a numbered node."""
+        """Return ``values`` (s,) plus ``scale`` times the noise of the node with this number."""
         ...
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return values (s,) plus the noise of prefix k."""
+        """Return prefix sum k, which is ``values`` (s,), plus its noise."""
         ...
 
 
@@ -307,8 +316,9 @@ def make_adder(
 ) -> Adder:
     """Return the object that adds one party's noise: exactly, or in float64 for seeded noise.
 
-    ``drawer`` is the index of the silo, or M for the server. ``std`` is the noise of one draw.
-    ``points`` is the largest number of records in a statistic; by default all records of the plan.
+    ``drawer`` is the index of the silo that draws the noise, or M (the number of silos) for the
+    server. ``std`` holds the standard deviations of one draw. ``points`` is the largest number of
+    records in a statistic; by default all records of the plan.
     """
     if is_exact(noise):
         return ExactAdder(plan, noise, drawer, std, points)
@@ -322,7 +332,7 @@ def noisy(
     std: NoiseStd,
     public_constant: bool = False,
 ) -> np.ndarray:
-    """Return a statistic (s,) plus standard normals (s,) scaled by ``std``, in float64.
+    """Return the statistic ``values`` (s,) plus ``normals`` (s,) scaled by ``std``, in float64.
 
     With ``public_constant`` the last entry gets no noise. Raises InputError if ``normals`` is not a
     finite array of shape (s,).
@@ -335,7 +345,7 @@ def noisy(
 
 
 class FloatAdder:
-    """Adder in float64; its results are bit for bit those of the compiled driver."""
+    """Adder in float64, with the same results bit for bit as the compiled driver."""
 
     def __init__(self, plan: Plan, noise: NoiseSource, drawer: int, std: NoiseStd) -> None:
         """Store the arguments of `make_adder`, and start before the first release."""
@@ -353,7 +363,7 @@ class FloatAdder:
         return self._draw_cache[number]
 
     def _begin(self, release: int) -> None:
-        """Drop the cached draws when a new release begins."""
+        """Delete the cached draws if ``release`` is a new release."""
         if release != self._release:
             self._draw_cache, self._release = {}, release
 
@@ -364,12 +374,12 @@ class FloatAdder:
         return statistic
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """Return the sum (s,) of a tree node plus ``scale`` times the noise of its number."""
+        """Return the sum ``values`` (s,) of a tree node plus ``scale`` times the node's noise."""
         self._begin(number)
         return self._noisy(values, self._draw(number), self.std.times(scale))
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix sum k, ``values`` (s,), plus its noise."""
+        """Return prefix sum k, which is ``values`` (s,), plus its noise."""
         assert self._prefixes is not None
         self._begin(k)
         return self._noisy(values, self._prefixes.at(k, self._draw), self.std)
@@ -385,11 +395,12 @@ class ExactAdder:
     def __init__(
         self, plan: Plan, noise: IdealSource, drawer: int, std: NoiseStd, points: int | None
     ) -> None:
-        """Store the arguments of `make_adder`, and compute fixed-point unit and noise stds."""
+        """Store the arguments of `make_adder`; compute the fixed-point unit and the noise stds."""
         self.plan, self.noise, self.drawer = plan, noise, drawer
         self.unit, noise_factor = fixed_point(plan, points)
         self._std = spread(std, plan.dimension) * noise_factor
-        # Public entries get no noise: `_keep_public` restores them. exact.noisy needs std > 0.
+        # Public entries get no noise: `_keep_public` restores their values. Their std is set to 1
+        # because exact.noisy needs std > 0.
         self._public_entries = self._std == 0.0
         if plan.public_constant:
             self._public_entries[-1] = True
@@ -407,7 +418,7 @@ class ExactAdder:
     def _values(self, number: int) -> np.ndarray:
         """Return the draws (s,) of a numbered node in float64.
 
-        Also remember the largest absolute draw so far, for the error bound in `prefix`.
+        Also update the largest absolute draw so far, which the error bound in `prefix` needs.
         """
         values = self._draw(number).values
         self._largest = max(self._largest, float(values.max()), -float(values.min()))
@@ -420,33 +431,42 @@ class ExactAdder:
         return exact.quantise(statistic, self.unit)
 
     def check(self, values: np.ndarray, label: str) -> None:
-        """Raise InputError unless ``values`` is a sum of fixed-point records, named ``label``."""
+        """Raise InputError unless ``values`` (s,) are in fixed point, as sums of `point` are.
+
+        ``label`` names the values in the error message.
+        """
         exact.check_fixed(values, self.unit, label)
 
     def node(self, values: np.ndarray, number: int, scale: float = 1.0) -> np.ndarray:
-        """Return the sum (s,) of a tree node plus its noise, sampled exactly and rounded."""
+        """Return the sum ``values`` (s,) of a tree node plus ``scale`` times the node's noise.
+
+        The noise is sampled exactly, and the noisy sum is rounded.
+        """
         if number not in self._draw_cache:
             self._draw_cache = {}
         released = exact.add_normals(values, self._std * scale, self._draw(number))
         return self._keep_public(released, values)
 
     def _keep_public(self, released: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Return the noisy values with public entries replaced by their exact values."""
+        """Return ``released`` (s,) with the public entries set to those of ``values``."""
         released[self._public_entries] = values[self._public_entries]
         return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix sum k, ``values`` (s,), plus its noise, sampled exactly and rounded."""
+        """Return prefix sum k, which is ``values`` (s,), plus its noise.
+
+        The noise is sampled exactly, and the noisy sum is rounded.
+        """
         prefixes = self._prefixes
         assert prefixes is not None
         noise = prefixes.at(k, self._values)
         count, coefficient_sum = prefixes.size(k)
-        # Bound on the error of the float64 noise: the error of the draws, and the rounding of
-        # `count` products and sums, whose coefficients have at most `count` roundings each.
+        # Bound on the error of the float64 noise: the error of the draws, plus the error from
+        # rounding `count` products and sums, whose coefficients were rounded at most `count` times.
         error = coefficient_sum * (ERROR + 4.0 * (count + 4) * 2.0**-53 * self._largest)
 
         def refine(entry: int, bits: int) -> exact.Interval:
-            """Return an interval of width 2^-bits around the real noise of this entry."""
+            """Return an interval of width 2^-bits that contains the real noise of this entry."""
             parts = [(self._draw(n).interval, c) for n, c in prefixes.terms(k).items()]
             return exact.combined(parts)(entry, bits)
 
@@ -454,7 +474,7 @@ class ExactAdder:
 
 
 def fixed_point(plan: Plan, points: int | None = None) -> tuple[float, float]:
-    """Return the fixed-point unit of records, and the factor on the noise that covers rounding.
+    """Return the fixed-point unit of records, and the noise factor that covers their rounding.
 
     Rounding records to multiples of the unit slightly raises their sensitivity; the noise is
     multiplied by the factor to keep the guarantee. ``points`` is the largest number of records in a

@@ -21,15 +21,15 @@ MAX_GROWING = 1 << 20
 
 @dataclass(frozen=True)
 class Schedule:
-    """Synchronisation in fixed rounds: after every ``batch_size`` rounds, or after ``rounds``.
+    """Synchronisation at fixed times: after every ``batch_size`` rounds, or after ``rounds``.
 
     Parameters
     ----------
     horizon : int
         T, the number of rounds.
     batch_size : int
-        Number of rounds in a batch, or in the longest batch if lengths differ. With 0, silos never
-        synchronise.
+        Number of rounds in a batch, or in the longest batch if batches differ in length. With 0,
+        silos never synchronise.
     rounds : tuple of int
         The last round of each batch, increasing, if batch lengths differ; else empty.
     """
@@ -49,7 +49,7 @@ class Schedule:
     def growing(horizon: int, first: int, ratio: float) -> Schedule:
         """Return a schedule of growing batches, each ``ratio`` times as long as the previous one.
 
-        The first batch has ``first`` rounds. Lengths are rounded to whole rounds. Rounds
+        The first batch has ``first`` rounds. Lengths are rounded to whole rounds. Data from rounds
         after the last complete batch are never sent.
         """
         rounds, end, length = [], 0, float(first)
@@ -72,7 +72,7 @@ class Schedule:
 
     @property
     def releases(self) -> int:
-        """Return K, the number of synchronisations. An incomplete last batch is never sent."""
+        """Return K, the number of synchronisations. An incomplete last batch does not count."""
         if self.rounds:
             return len(self.rounds)
         return self.horizon // self.batch_size if self.batch_size else 0
@@ -89,7 +89,7 @@ class Schedule:
 
 
 def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
-    """Raise InputError unless ``rounds`` strictly increase and lie in 1..horizon."""
+    """Raise InputError unless ``rounds`` are strictly increasing and lie in 1..horizon."""
     if any(b <= a for a, b in zip((0, *rounds), rounds, strict=False)) or rounds[-1:] > (horizon,):
         raise InputError(
             f"release_rounds must increase and lie between 1 and the horizon ({horizon}), "
@@ -98,7 +98,7 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
 
 
 def by_rate(rate: float, rounds: int) -> np.ndarray:
-    """Return an array (rounds,): 1 for a fraction ``rate`` of rounds, evenly spread, and else 0.
+    """Return an array (rounds,) with 1 for a fraction ``rate`` of rounds, evenly spread, else 0.
 
     The entry of round t is 1 if floor(t rate) > floor((t - 1) rate).
     """
@@ -111,23 +111,23 @@ def by_rate(rate: float, rounds: int) -> np.ndarray:
 class OwnRounds:
     """Local rounds, whose data never leave a silo, after and between shared rounds.
 
-    A silo combines its local data with the released sums, by a Bayesian posterior or by taking the
-    smaller of two confidence bounds; see docs/own-rounds.md.
+    In a local round a silo combines its local data with the released sums, by a Bayesian posterior
+    or by taking the smaller of two confidence bounds; see docs/own-rounds.md.
 
     Parameters
     ----------
     until : int
-        The last round that may be shared; the last release follows it.
+        The last round that may be shared. The last release comes after this round.
     scale2 : float
         R^2, the variance of reward noise in a silo's posterior.
     prior : float
         Lower bound on the precision of the other silos' sums.
     spreads : tuple of float
-        Delta^2 (1 + 1/(M - 1)) for each Delta on the grid of prior standard deviations of a silo's
-        theta around the theta of the other silos.
+        Delta^2 (1 + 1/(M - 1)) for each Delta on a grid, with M silos. Delta is the prior standard
+        deviation of a silo's theta around the theta of the other silos.
     ridges : tuple of tuple of float
-        Entry k holds, for each Delta, the variance of the noise after k = 0, 1, ... releases,
-        raised if the covariance would not be positive definite.
+        Entry k (k = 0, 1, ...) holds, for each Delta, the noise variance after k releases, or a
+        larger value if the covariance would otherwise not be positive definite.
     bonus : float
         Factor on ||x||_{V^-1} in the score.
     fraction : float, default 1
@@ -137,11 +137,11 @@ class OwnRounds:
         only the silo knows the result. If false, round t is shared if
         floor(t p) > floor((t - 1) p).
     bound : tuple of float, optional
-        (m, R, b, S) of the silo's local radius m (R sqrt(b + ln det V) + S), where V = I + G
-        counts all rounds of the silo. For rule "min-of-bounds" and for a sieve.
+        (m, R, b, S) of the silo's local radius m (R sqrt(b + ln det V) + S), where V is I plus the
+        sum of x x' over all rounds of the silo. For rule "min-of-bounds" and for a sieve.
     sieve_width : float, default 0
-        W, the largest local radius, if the posterior ranks the actions that pass a sieve. The
-        sieve's slack is W divided by the local radius. 0: the posterior ranks all actions.
+        W, the largest local radius, if the posterior ranks only the actions that pass a sieve. The
+        sieve's slack is W divided by the local radius. With 0, the posterior ranks all actions.
     """
 
     until: int
@@ -172,29 +172,32 @@ class OwnRounds:
 
     @cached_property
     def rule(self) -> np.ndarray:
-        """Return 1 for each round up to ``until`` that the public rule shares, else 0, (until,)."""
+        """Return an array (until,) with 1 for each round that the public rule shares, else 0."""
         return by_rate(self.fraction, self.until)
 
     @property
     def threshold(self) -> int:
-        """Return the number below which a uniform 64-bit number is with probability `fraction`."""
+        """Return the integer below which a uniform 64-bit integer lies with prob. `fraction`."""
         return int(self.fraction * 2.0**64)
 
     def shares(self, round: int, bits: int = 0) -> bool:
-        """Return True if a round up to ``until`` is shared; a secret coin needs 64 random bits."""
+        """Return True if ``round``, at most ``until``, is shared.
+
+        A secret coin needs ``bits``, a uniform 64-bit integer.
+        """
         return bits < self.threshold if self.secret else bool(self.rule[round - 1])
 
     def model(self, release: int) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
         """Return the posterior's parameters after ``release`` releases, as the kernels take them.
 
-        They are ``scale2``, ``prior``, ``spreads`` and this release's entry of ``ridges``.
+        The result is ``scale2``, ``prior``, ``spreads`` and entry ``release`` of ``ridges``.
         """
         return self.scale2, self.prior, self.spreads, self.ridges[release]
 
 
 # ---- Triggers: synchronise when ln det V has grown enough, from raw or from noisy sums -----------
 
-# Numbers of the kinds; src/ff_trigger.h has the same.
+# Kinds of triggers; src/ff_trigger.h has the same numbers.
 DETERMINANT, PRIVATE_DETERMINANT = 1, 2
 
 
@@ -222,20 +225,23 @@ class Trigger:
     delay: int = 0
 
     def updates(self, dimension: int) -> bool:
-        """Return True if ln det is updated by a rank-one update in every round.
+        """Return True if each round updates ln det by a rank-one update.
 
-        Otherwise it is computed again. Both give the same value up to rounding; the update is
-        faster in high dimensions.
+        Otherwise each round computes ln det again. Both give the same value up to rounding; the
+        update is faster in high dimensions.
         """
         return self.kind == DETERMINANT and dimension > driver.RECOMPUTE_MAX
 
     def levels(self, horizon: int) -> int:
-        """Return the number of levels of the noise tree; 0 for the kind without noise."""
+        """Return the number of levels of the noise tree; 0 for a trigger without noise."""
         return horizon.bit_length() if self.kind == PRIVATE_DETERMINANT else 0
 
 
 class Clock:
-    """State of one silo's trigger: call `observe` in each round, `restart` after each sync."""
+    """State of one silo's trigger.
+
+    Call `observe` in each round, and `restart` after each synchronisation.
+    """
 
     def __init__(
         self,
@@ -246,7 +252,7 @@ class Clock:
         noise: NoiseSource,
         fixed_point: tuple[float, float],
     ) -> None:
-        """Create the state; ``fixed_point`` is the result of `protocols.release.fixed_point`."""
+        """Store the arguments; ``fixed_point`` is the result of `protocols.release.fixed_point`."""
         self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
         #: n times the growth of ln det after the last observed round; compared with the threshold.
         self.value = 0.0
@@ -261,13 +267,14 @@ class Clock:
             std = np.where(rows == columns, diagonal, off_diagonal)
             self._std = std * noise_factor
             self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
-        # The factor of S + Q + extra I, if data points update it; else None.
+        # The factor of S + Q + extra I, if rounds update it by rank-one updates; else None.
         self._factor = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
-        """Start a batch after a synchronisation, where V is S = total + ridge I.
+        """Start a new batch after a synchronisation.
 
-        ``total`` (s,) is the synchronised statistic, and ``w`` the factor of S.
+        ``total`` (s,) is the synchronised statistic. S is its covariance part plus ridge I, and
+        ``w`` is the factor of S.
         """
         self._total, self._ridge, self._rounds = total, ridge + self.trigger.extra, 0
         self._batch = np.zeros(self._size)
@@ -278,7 +285,7 @@ class Clock:
                 self._factor[:] = factor
 
     def observe(self, x: np.ndarray, round: int) -> bool:
-        """Add the features x (d,) of a round; return True if the silo requests to synchronise."""
+        """Add the features x (d,) of a round; return True if the silo asks for synchronisation."""
         private = self.trigger.kind == PRIVATE_DETERMINANT
         # Draw first: if the noise source fails, the state is unchanged.
         noise_draw = self._draw_noise(round) if private else None
@@ -295,13 +302,13 @@ class Clock:
     def _log_det_growth(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
         """Return the growth of ln det since the synchronisation, and the factor of the new matrix.
 
-        The new matrix is the covariance part of v (s,) plus ridge I, which is added in place. If
+        The new matrix is the covariance part of v (s,) plus ridge I; this changes v in place. If
         the matrix is not positive definite, return (-inf, None).
         """
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge  # the diagonal entries
         w = linalg.factor(v[d:], d)
-        # Noise can make the matrix indefinite; the trigger then must not fire.
+        # Noise can make the matrix indefinite. The trigger must not fire then.
         return (-np.inf, None) if w is None else (linalg.log_det(w) - self._synced_log_det, w)
 
     def _point(self, x: np.ndarray) -> np.ndarray:
@@ -318,9 +325,9 @@ class Clock:
         return array("noise", normals, shape=(self._size - self.dimension,))
 
     def _noisy_sum(self, noise_draw: np.ndarray | Normals | None) -> np.ndarray:
-        """Return the synchronised sum plus the silo's batch, (s,), with noise if the rule has it.
+        """Return the synchronised sum plus the sum of the silo's batch, (s,), plus noise if any.
 
-        ``noise_draw`` is the noise of this round's tree node; None adds no noise.
+        ``noise_draw`` holds the standard normals of this round's tree node; None adds no noise.
         """
         v = self._total.copy()
         if noise_draw is None:
@@ -339,8 +346,8 @@ class Clock:
             for j, node in enumerate(self._drawn_nodes)
             if node is not None and self._rounds >> j & 1
         ]
-        # Error of a sum of len(parts) draws. Each draw is below 64, unless its uniform starts with
-        # 2^11 zero bits.
+        # Bound on the error of a sum of len(parts) draws. Each draw is below 64 in absolute value,
+        # unless its uniform number starts with 2^11 zero bits.
         error = len(parts) * (ERROR + len(parts) * 2.0**-46)
         batch, noise = self._batch[d:].copy(), prefix[d:].copy()
         v[d:] += exact.noisy(batch, self._std, noise, error, exact.combined(parts))

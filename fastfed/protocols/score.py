@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SCORES", "UCB", "Score", "score_signature"]
 
-#: Name of LinUCB's score, which the kernels compute.
+#: Name of LinUCB's score, the upper confidence bound, which the kernels compute.
 UCB = "ucb"
 WANTED = "a numba.cfunc of fastfed.protocols.score.score_signature()"
 
-#: Functions that a score may call, because they pass no data from one call to the next:
-#: arithmetic, memory management within the call, and numba's way of raising an error.
+#: Functions that a score may call, because they pass no data from one call to the next: arithmetic,
+#: memory management within the call, and numba's functions for raising an error.
 _HARMLESS = re.compile(
     r"llvm\.|NRT_|Py_(Inc|Dec)Ref$|PyErr_|Py(Unicode|Bytes)_FromString(AndSize)?$|numba_gil_|"
     r"numba_(unpickle|do_raise|runtime_build_excinfo_struct)$|mem(cpy|set|move|cmp)$|(f|l)?(sqrt|cbrt|exp|exp2|expm1|log|log2|log10|log1p|"
@@ -31,7 +31,8 @@ _HARMLESS = re.compile(
     r"trunc|round|rint|fabs|erf|erfc|gamma|lgamma|tgamma|copysign|ldexp|frexp)f?$"
 )
 _DECLARED = re.compile(r'^declare [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
-#: Memory that could carry data between calls: addresses made from integers, and writable globals.
+#: Code that could carry data from one call to the next: addresses made from integers, and writable
+#: globals.
 _FOREIGN = re.compile(
     r"\binttoptr\b|^@(?!\S*NumbaEnv)\S+ = (?!.*\bconstant\b)(?!external).*$", re.MULTILINE
 )
@@ -96,14 +97,14 @@ class CoreScore:
 
     @property
     def address(self) -> int:
-        """Return the address of the function."""
+        """Return the function's address in memory."""
         from fastfed._kernels import linalg
 
         return linalg.CORE_SCORES[self.name]
 
     @property
     def __name__(self) -> str:
-        """Return the name, under the attribute that functions have."""
+        """Return the name, which functions have as this attribute."""
         return self.name
 
 
@@ -113,8 +114,8 @@ class Score:
 
     The function sees the features of the current user, and the statistics from which a silo chooses
     actions; under a lazy plan these are released statistics only. ``state`` is copied for every
-    call, so it carries no data from one user to the next. A score that keeps no other state
-    therefore leaves the privacy guarantee unchanged, see ``condition``.
+    call, so the state carries no data from one user to the next. Therefore a score that keeps no
+    other state leaves the privacy guarantee unchanged, see ``condition``.
 
     Parameters
     ----------
@@ -123,8 +124,8 @@ class Score:
     state : array_like, optional
         Parameters of the function, passed to every call as float64; stored as a read-only copy.
     diagonal : bool, default False
-        For plans of arms: the function gets the d diagonal entries of w in place of w, no features
-        and no state (both null pointers), which takes O(d) operations.
+        For plans of arms: the function gets the d diagonal entries of w in place of w, and null
+        pointers in place of the features and the state. A call then takes O(d) operations.
 
     Raises
     ------
@@ -165,7 +166,7 @@ class Score:
             code, name = self.function.inspect_llvm(), re.escape(self.function.native_name)
             if not re.search(rf'^define [^@]*@"?{name}"?\(', code, re.MULTILINE):
                 return False
-        except Exception:  # a function not compiled by numba, or a numba version without its code
+        except Exception:  # not compiled by numba, or a numba version that does not show the code
             return False
         called_names = _DECLARED.findall(code)
         return not _FOREIGN.search(code) and all(_HARMLESS.match(name) for name in called_names)
@@ -179,7 +180,7 @@ class Score:
 def compiled(function: Any) -> bool:
     """Return True if the function is compiled with the signature of a score.
 
-    With a different signature a call would read memory outside its arguments.
+    With a different signature, a call would read memory outside the function's arguments.
     """
     if isinstance(function, CoreScore):
         return True
@@ -187,7 +188,10 @@ def compiled(function: Any) -> bool:
 
 
 def check_score(name: str, score: Any) -> Score:
-    """Check the object of an entry point, and wrap it in a Score if it is a function."""
+    """Return the object of an entry point as a Score; raise InputError if it is none.
+
+    A compiled function is wrapped in a Score; ``name`` is ignored.
+    """
     if isinstance(score, Score):
         return score
     if not compiled(score):
@@ -195,7 +199,7 @@ def check_score(name: str, score: Any) -> Score:
     return Score(score)
 
 
-#: Scores by the value of a curve's key ``score``; None stands for the kernels' UCB.
+#: Scores by name, the value of a curve's key ``score``; None stands for the kernels' UCB.
 SCORES: Registry[Score | None] = Registry("fastfed.scores", "score", {UCB: None}, check_score)
 
 

@@ -79,21 +79,21 @@ class Encoded:
 
 
 class Masks:
-    """The masks of one silo. Of each pair of silos, one adds their mask, the other subtracts it.
+    """The masks of one silo. Each pair of silos has a mask: one adds it, the other subtracts it.
 
     A mask is the output of SHAKE-256 on the key of the pair, the release and the sessions of both
-    silos, read as 64-bit words. Each object has a new random session, so after `meet` its masks
-    differ from the masks of every other object, even if keys are reused. Without `meet` a mask
-    depends on key and release only. Such keys must be used in one federation and one object only:
-    the difference of two messages under the same key and release would contain no mask. Silos must
-    agree on keys by a method that hides them from the server, such as X25519.
+    silos, read as 64-bit words. Each Masks object has a new random session. So after `meet` its
+    masks differ from the masks of every other object, even if keys are reused. Without `meet`, a
+    mask depends on key and release only. Then each key must be used in one federation and one
+    object only: the difference of two messages under the same key and release contains no mask.
+    Silos must agree on keys by a method that hides the keys from the server, such as X25519.
 
     Parameters
     ----------
     silo : int
         Index of the silo that holds the object.
     keys : mapping of int to bytes
-        For every other silo a key of 32 bytes that only the two silos know.
+        For every other silo, a key of 32 bytes that only this silo and the other silo know.
 
     Attributes
     ----------
@@ -111,8 +111,8 @@ class Masks:
     -----
     Guarantee: after `meet`, and if SHAKE-256 is indistinguishable from a random function, the masks
     of a pair are independent of all masks of other objects to anyone who does not know the key. If
-    the server replaces a session, the masks do not cancel; but they are still new, because each
-    mask depends on the session of the silo itself.
+    the server replaces a session, the masks do not cancel in the sum. But the masks are still new,
+    because each mask of a silo depends on that silo's own session.
     """
 
     def __init__(self, silo: int, keys: Mapping[int, bytes]) -> None:
@@ -136,7 +136,7 @@ class Masks:
 
     @property
     def met(self) -> bool:
-        """Return True if the sessions of all other silos are known."""
+        """Return True if this object knows the sessions of all other silos."""
         return len(self._sessions) == len(self._keys)
 
     def meet(self, sessions: Mapping[int, bytes]) -> None:
@@ -145,13 +145,13 @@ class Masks:
         Parameters
         ----------
         sessions : mapping of int to bytes
-            Session by index of the silo. The session of this silo may be included.
+            Sessions by index of the silo. The session of this silo may be included.
 
         Raises
         ------
         InputError
-            If there is not one session of 32 bytes for every other silo, or a session differs from
-            the one stored before.
+            If a session of another silo is missing or does not have 32 bytes, or a session differs
+            from the session stored before.
         """
         other_sessions = {
             other_silo: session
@@ -192,7 +192,7 @@ class Masks:
         return total
 
     def _pair_sessions(self, other_silo: int) -> bytes:
-        """Return the sessions of this silo and another one, in the order of their indices."""
+        """Return the sessions of this silo and another silo, joined in order of their indices."""
         pair = (self.session, self._sessions[other_silo])
         return b"".join(pair if self.silo < other_silo else pair[::-1])
 
@@ -223,14 +223,14 @@ _NO_SESSIONS_WARNING = (
 
 
 class _Rows(Once):
-    """State of a sender, one silo or all silos: its batch sums and the rows computed from them.
+    """State of a sender, which is one silo or all silos: its batch sums, and rows made from them.
 
-    The row of release k is a combination of the sums of batches 1..k, as the mechanism's factor
-    defines it; silos release rows with noise, and the server combines rows into prefix sums.
+    The row of release k is a linear combination of the sums of batches 1..k, with coefficients from
+    the mechanism's factor. Silos send rows with noise; the server combines rows into prefix sums.
     """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource | None, drawer: int) -> None:
-        """Start without batches; ``drawer`` is the silo index of the noise stream."""
+        """Start without batches; ``drawer`` is the index of the noise stream, usually a silo's."""
         if not isinstance(mechanism, SecureSum):
             raise InputError(f"mechanism must be a SecureSum, got {type(mechanism).__name__}")
         self.mechanism = mechanism
@@ -241,7 +241,7 @@ class _Rows(Once):
         self._drawn: tuple[int, np.ndarray] = (0, self._leaves[0])
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Return the fixed-point statistic (s,) of a clipped data point."""
+        """Return the statistic (s,) of a clipped data point, in fixed point."""
         statistic = np.zeros(self.mechanism.size)
         linalg.accumulate(statistic, x, y)
         return exact.quantise(statistic, self.mechanism.unit)
@@ -249,8 +249,8 @@ class _Rows(Once):
     def _row(self, values: object, silos: int) -> np.ndarray:
         """Return the row of the next release plus the noise of ``silos`` silos, modulo 2^64, (s,).
 
-        ``values`` (s,) are the sums of the next batch. The noise is cached, so that a second try
-        after a failure uses the same noise.
+        ``values`` (s,) are the sums of the next batch. The noise is cached, so a second try after a
+        failure uses the same noise.
         """
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
@@ -275,9 +275,9 @@ class _Rows(Once):
 class Encoder(_Rows):
     """One silo of a secure sum: turns the sums of each batch into a masked message.
 
-    Before the first message, exchange the encoders' ``session`` and pass all of them to ``meet`` of
-    each encoder. An encoder that restarts with the same keys then has different masks. If `message`
-    fails, the state is unchanged, and a second try uses the same noise.
+    Before the first message, collect the ``session`` of every encoder and pass all sessions to the
+    ``meet`` of each encoder. Then an encoder that restarts with the same keys has different masks.
+    If `message` fails, the state is unchanged, and a second try uses the same noise.
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ class Encoder(_Rows):
         keys: Mapping[int, bytes],
         noise: NoiseSource | None = None,
     ) -> None:
-        """Check that there is a key for each other silo."""
+        """Check that there is a key for each other silo; start without batches."""
         super().__init__(mechanism, noise, silo)
         self.silo = integer("silo", silo, at_least=0, at_most=mechanism.silos - 1)
         self._masks = Masks(silo, keys)
@@ -321,7 +321,7 @@ class Encoder(_Rows):
 
     @property
     def session(self) -> bytes:
-        """Return 32 random bytes of this object that the other silos need; they are not secret."""
+        """Return this object's 32 random bytes, which the other silos need; they are not secret."""
         return self._masks.session
 
     @once
@@ -341,8 +341,8 @@ class Encoder(_Rows):
     def message(self, values: object) -> Encoded:
         """Return the masked message for the next batch, whose sums are ``values`` (s,).
 
-        The sums must be in fixed point, as sums of `point` are. Other sums are refused with noise
-        of the operating system, and rounded with seeded noise.
+        The sums must be in fixed point, as sums of `point` are. If the noise comes from the
+        operating system, other sums are refused; if the noise is seeded, they are rounded.
         """
         encoded = self.encoded(values)
         self.release = encoded.release
@@ -360,8 +360,8 @@ class Encoder(_Rows):
 class Sharer(_Rows):
     """One silo of a secure sum that splits its rows into secret shares instead of masking them.
 
-    The result of `row` contains only this silo's share of the noise, so no other party may see it.
-    The caller must split it into shares at once, for example uniform ones for two parties.
+    The result of `row` contains only this silo's share of the noise, so no other party may see the
+    row. The caller must split it into shares at once, for example uniform shares for two parties.
 
     Parameters
     ----------
@@ -389,18 +389,19 @@ class Sharer(_Rows):
 class Aggregate(_Rows):
     """All silos of a secure sum at once, for simulations: draws the sum of their messages.
 
-    The noise of all silos is one draw from the stream of index M; silos have indices 0..M-1.
+    The noise of all silos is one draw from the noise stream of index M. Silos have the streams of
+    indices 0..M-1.
     """
 
     def __init__(self, mechanism: SecureSum, noise: NoiseSource) -> None:
-        """Start without batches, with the noise stream of index M."""
+        """Start without batches; use the noise stream of index M."""
         super().__init__(mechanism, noise, getattr(mechanism, "silos", 0))
 
     @once
     def total(self, values: object) -> np.ndarray:
         """Return the sum (s,) uint64 of all silos' messages for the next batch.
 
-        ``values`` (s,) are the sums of that batch over all silos.
+        ``values`` (s,) are the sums of the next batch over all silos.
         """
         row = self._row(values, self.mechanism.silos)
         self.release += 1
@@ -416,7 +417,7 @@ class SecureRandomizer:
     def __init__(
         self, plan: Plan, silo: int, noise: NoiseSource, keys: Mapping[int, bytes]
     ) -> None:
-        """Start with an empty batch; ``keys`` are those of `Encoder`."""
+        """Start with an empty batch; ``keys`` are the keys for the `Encoder`."""
         self._encoder = Encoder(secure_of(plan), silo, keys, noise)
         self._batch = np.zeros(plan.statistic_size)
 
@@ -443,7 +444,7 @@ class SecureRandomizer:
 
 
 def secure_of(plan: Plan) -> SecureSum:
-    """Return the mechanism ``plan.secure`` of a plan that has one."""
+    """Return ``plan.secure``, the mechanism of a plan with a secure sum."""
     assert plan.secure is not None
     return plan.secure
 
@@ -451,7 +452,7 @@ def secure_of(plan: Plan) -> SecureSum:
 def masked(plan: Plan, noise: NoiseSource) -> bool:
     """Return True if the silos of a plan send masked messages.
 
-    They do so under a secure sum. In simulations with "aggregate" messages they do not: silos send
+    Silos of a secure sum do so, except in simulations with "aggregate" messages: there silos send
     plain sums, and the simulated server adds the noise of all silos.
     """
     simulated = isinstance(noise, SeededNoise) and not plan.individual
@@ -464,7 +465,7 @@ def masked(plan: Plan, noise: NoiseSource) -> bool:
 class Decoder(Once):
     """The server of a secure sum: adds up the silos' messages and computes noisy prefix sums.
 
-    From messages of honest silos it learns only their sum in each release.
+    From the messages of honest silos, the server learns only their sum in each release.
     """
 
     def __init__(self, mechanism: SecureSum) -> None:
@@ -480,8 +481,8 @@ class Decoder(Once):
     def combine(self, messages: Sequence[Encoded]) -> np.ndarray:
         """Return the noisy prefix sums (s,) over all silos after the next release.
 
-        Raises InputError unless ``messages`` holds one message of each silo for that release. The
-        state is unchanged then.
+        Raises InputError, and leaves the state unchanged, unless ``messages`` holds one message of
+        each silo for that release.
         """
         return self.add(self.total(messages))
 
@@ -508,7 +509,7 @@ class Decoder(Once):
 
     @once
     def add(self, total: object) -> np.ndarray:
-        """Return the prefix sums (s,) after the next release, given the result of `total`, (s,)."""
+        """Return the prefix sums (s,) after the next release; ``total`` is made by `total`."""
         prefix = self.prefix(total)
         self.release += 1
         return prefix
@@ -526,7 +527,8 @@ class Decoder(Once):
             )
         self._sums[release - 1] = mechanism.value(total)
         prefix = np.zeros(mechanism.size)
-        # A loop instead of a matrix product fixes the order of additions, and so the result's bits.
+        # A loop instead of a matrix product, because the loop fixes the order of additions and
+        # therefore every bit of the result.
         for weight, row in zip(self._weights[release - 1], self._sums[:release], strict=False):
             prefix += weight * row
         return prefix

@@ -35,7 +35,7 @@ Message = Report | Shuffled | Bits | Encoded
 
 
 class Server(Once):
-    """The server of a protocol (its analyzer A): combines the messages of each synchronisation.
+    """The server of a protocol (the analyzer A): combines the messages of each synchronisation.
 
     Reports are added in the order of the silos' indices, so the result does not depend on the order
     in which they arrive. Messages from a shuffler are added in the shuffler's order.
@@ -46,8 +46,8 @@ class Server(Once):
         The curve's plan, such as ``system.plan``.
     noise : NoiseSource, optional
         Source of the server's noise. Default: the operating system's generator; pass
-        ``SeededNoise`` only to simulate. If silos or users add the noise, the source is used only
-        by a simulated "secure-sum".
+        ``SeededNoise`` only to simulate. If silos or users add the noise, the server uses the
+        source only in a simulated "secure-sum".
 
     Attributes
     ----------
@@ -66,9 +66,9 @@ class Server(Once):
     Notes
     -----
     Guarantee: the guarantee of the system's certificate. If the server adds the noise
-    (``plan.protocol.noise_by == "server"``), it receives raw sums and must be trusted; its
-    broadcasts are private. Otherwise it need not be trusted: the messages that it receives are
-    private already, and its results are post-processing. Protocols "none" and "agent" have no
+    (``plan.protocol.noise_by == "server"``), the server receives raw sums and must be trusted; its
+    broadcasts are private. Otherwise the server need not be trusted: the messages that it receives
+    are private already, and its results are post-processing. Protocols "none" and "agent" have no
     privacy.
     """
 
@@ -108,8 +108,8 @@ class Server(Once):
         InputError
             If a message is missing, duplicate, not finite, or of a wrong type, release or
             dimension; if the sums overflow; if ``silos`` is given although messages are shuffled or
-            masked; or if the server adds exact noise and a sum is not in fixed point. The release
-            is then not counted, and the caller may try again.
+            masked; or if the server adds exact noise and a sum is not in fixed point. After an
+            error the release is not counted, and the caller may try again.
         """
         if silos is not None and (self._decoder is not None or self.plan.protocol.shuffled):
             raise InputError("silos can be given only if the server sees each silo's report")
@@ -148,7 +148,8 @@ class Server(Once):
         senders if not all silos take part.
         """
         plan, release = self.plan, self.release + 1
-        # First the senders: a shuffler's messages have none, reports must be one of each sender.
+        # First check the senders: a shuffler's messages have no sender; of reports there must be
+        # one from each sender.
         if plan.protocol.shuffled:
             ordered: list[Any] = list(messages)
             expected_type: type = (
@@ -176,7 +177,7 @@ class Server(Once):
                     f"got {plan.sender}s {[getattr(m, 'silo', None) for m in messages]}"
                 )
             ordered = list(reports)
-        # Then each message.
+        # Then check each message.
         for message in ordered:
             sender_text = "message"
             if isinstance(message, Report):
@@ -196,15 +197,15 @@ class Server(Once):
         return ordered
 
     def _summands(self, ordered: Sequence[Any]) -> list[np.ndarray]:
-        """Return the statistics (s,) that are added up for the next release, in this order."""
+        """Return the statistics (s,) of the next release, in the order in which they are added."""
         return [self._values_of(message) for message in ordered]
 
     def _release_of(self, message: Any) -> int:
-        """Return the release number that this message of the next synchronisation must have."""
+        """Return the release number that a message of the next synchronisation must have."""
         return self.release + 1
 
     def _check_bits(self, message: Bits) -> None:
-        """Raise InputError unless a message has as many bits as the encoding of its release."""
+        """Raise InputError unless a message has as many bits as its release's encoding requires."""
         index = self.plan.encoding_at(message.release)
         length = self._points(message.release) * encoding_of(self.plan).message_bits(index)
         if message.bits.shape[1] != length:
@@ -214,9 +215,9 @@ class Server(Once):
             )
 
     def _values_of(self, message: Report | Shuffled | Bits) -> np.ndarray:
-        """Return the statistic (s,) of a message, for bits the centred number of ones.
+        """Return the statistic (s,) of a message; for bits it is the centred number of ones.
 
-        Source of the count: zhou-chowdhury-2024, Algorithm 7 line 10.
+        Source for bits: zhou-chowdhury-2024, Algorithm 7 line 10.
         """
         if not isinstance(message, Bits):
             return message.values
@@ -226,9 +227,11 @@ class Server(Once):
         return counted(message.bits, self._points(release), g, encoding.noise_bits[index])
 
     def _sums_of_counts(self, total: np.ndarray) -> np.ndarray:
-        """Return the statistic (s,) of the bits' values, given the number of ones of each arm.
+        """Return the statistic (s,) with sums of reward estimates in place of numbers of ones.
 
-        The sums of x x' hold the number of users of each arm.
+        The first d entries of ``total`` (s,) count the ones among the bits of each arm's users. The
+        sums of x x' hold the number of users of each arm. The estimates for a bit 0 and a bit 1 are
+        ``plan.bit_values``.
         """
         (zero_value, one_value), d = self.plan.bit_values, self.plan.dimension
         arms = np.arange(d)
@@ -241,10 +244,10 @@ class Server(Once):
         return self.plan.silos * self.plan.points_of(release)
 
     def _combined_prefix(self, total: np.ndarray, release: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the prefix sum to broadcast, and the prefix sum without noise to store afterwards.
+        """Return the prefix sum to broadcast, and the raw prefix sum that the caller must store.
 
-        ``total`` (s,) is the sum of the messages of this release. A tree node is stored at once. If
-        the call fails later, the next try overwrites the node.
+        ``total`` (s,) is the sum of the messages of this release. A tree node is stored by this
+        method; if the release fails later, the next try overwrites the node.
         """
         analyzer, raw, adder = self.plan.protocol.analyzer, self._raw_prefix, self._adder
         level = self.plan.level(release)
@@ -271,7 +274,8 @@ class Server(Once):
 class ClockServer(Server):
     """The server of silos with their own clocks: adds up the latest reports of all silos.
 
-    The release of a broadcast is the number of its view (docs/clocks.md).
+    Each exchange (a set of silos reports) produces a view, the combined statistic. A broadcast's
+    ``release`` is the number of its view (docs/clocks.md).
 
     Parameters
     ----------
@@ -319,14 +323,14 @@ class ClockServer(Server):
         return broadcast
 
     def _release_of(self, message: Any) -> int:
-        """Return the number that the next report of this message's silo must have."""
+        """Return the number that the silo's next report must have; ``message`` names the silo."""
         return int(self._clocks.reports[self.release, message.silo]) + 1
 
     def _summands(self, ordered: Sequence[Any]) -> list[np.ndarray]:
         """Return the statistics (s,) that are added up for the next view.
 
-        They are the reported batches if the server adds batches, else the latest prefix sum of
-        every silo.
+        The result holds the reported batches if the server adds batches, else the latest prefix sum
+        of every silo that has reported.
         """
         if self.plan.protocol.analyzer == ADD:
             return super()._summands(ordered)
@@ -340,8 +344,8 @@ class ClockServer(Server):
 class Averager(Once):
     """The server of a federation in phases: averages the silos' estimates after each phase.
 
-    An estimate that is not finite counts as 0 and raises no error, because an error that depends on
-    the data would reveal something about the data.
+    An estimate that is not finite counts as 0 and raises no error: an error that depends on the
+    data would reveal something about the data.
 
     Parameters
     ----------
@@ -368,8 +372,8 @@ class Averager(Once):
     Notes
     -----
     Guarantee: the guarantee of the system's certificate for all models together; unit silo (all
-    data of one silo), relation "replace". The server is trusted, because it sees the estimates
-    without noise. Other silos see its models only. A plan with plain means has no privacy.
+    data of one silo), relation "replace". The server must be trusted, because it sees the estimates
+    without noise. Silos see only the server's models. A plan with plain means has no privacy.
 
     Source: huang-2023, Algorithm 1 R_0; private means: Algorithms 2-4.
     """
@@ -383,12 +387,12 @@ class Averager(Once):
 
     @once
     def combine(self, estimates: Sequence[LocalEstimate]) -> Model:
-        """Average the estimates of the next phase that releases a model.
+        """Return the model that is the mean of the estimates of the next releasing phase.
 
         Parameters
         ----------
         estimates : sequence of LocalEstimate
-            The estimate of every silo for that phase, each of shape (d,), in any order.
+            One estimate of every silo for that phase, each of shape (d,), in any order.
 
         Returns
         -------
@@ -447,7 +451,7 @@ class Averager(Once):
             if is_exact(self.noise):
                 sources |= {RANGE: self.noise.ideal_uniforms, LAPLACE: self.noise.ideal_draws}
                 private_mean = mean.release
-            # Draws are cached: if a source fails, the next call must not draw the others again.
+            # Cache the draws: if one source fails, the next call must not repeat the other draws.
             for purpose, source in sources.items():
                 if purpose not in self._drawn:
                     self._drawn[purpose] = source(purpose, release, mean.padded)

@@ -1,4 +1,4 @@
-"""Federations without a server (graph, network, plans), and plans of federations in phases."""
+"""Federations without a server (graph, network, plan), and the plan of a federation in phases."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Graph:
         """Return the graph of a name in GRAPHS.
 
         Silo 0 is the centre of a star; rings and lines follow the order of the indices. "random" is
-        an Erdos-Renyi graph, with the fewest additional edges that connect it: each pair of silos
-        has an independent uniform number (a function of ``seed``), and the edges are the pairs
-        whose number is below ``probability`` and the minimum spanning tree of all numbers.
+        an Erdos-Renyi graph plus the fewest edges that make the graph connected. Each pair of silos
+        has an independent uniform number, computed from ``seed``. The edges are the pairs whose
+        number is below ``probability``, and the edges of the minimum spanning tree of all numbers.
 
         Parameters
         ----------
@@ -109,34 +109,34 @@ class Graph:
 
     @classmethod
     def from_edges(cls, edges: Iterable[Iterable[int]], silos: int) -> Graph:
-        """Return the graph with these edges (pairs of silos); raises InputError as `Graph` does."""
+        """Return the graph with these edges (pairs of silos); raise InputError as `Graph` does."""
         return cls(silos, edges)  # type: ignore[arg-type]
 
     @classmethod
     def from_networkx(cls, graph: Any) -> Graph:
-        """Convert an undirected networkx graph with the nodes 0..M-1, in any order.
+        """Return the Graph of an undirected networkx graph with the nodes 0..M-1, in any order.
 
         Parallel edges are merged; attributes of nodes and edges are ignored. Raises InputError for
-        a directed graph or different nodes, and as `Graph` does.
+        a directed graph or other nodes, and as `Graph` does.
         """
         directed = getattr(graph, "is_directed", None)
         if callable(directed) and directed():
             raise InputError("graph must be undirected, got a directed one")
         nodes = list(graph.nodes)
-        # Check types too: True and 1.0 equal 1 but are not silos.
+        # Check types too: True and 1.0 equal 1, but are not indices of silos.
         if not nodes or sorted(
             node for node in nodes if type(node) is int or isinstance(node, np.integer)
         ) != list(range(len(nodes))):
             raise InputError(f"nodes of a graph must be the silos 0..M-1, got {show(nodes)}")
-        # Edges of multigraphs have a key after the two silos.
+        # An edge of a multigraph has a key after its two silos.
         return cls.from_edges([tuple(edge)[:2] for edge in graph.edges], len(nodes))
 
     @classmethod
     def of(cls, value: Any, silos: int, seed: int = 0) -> Graph:
-        """Convert a spec's value to a Graph.
+        """Return the Graph that the value of a spec describes.
 
         ``value`` is a name in GRAPHS, a list of pairs, a networkx graph or a Graph. Raises
-        InputError unless it gives a connected graph of ``silos`` silos.
+        InputError unless the result is a connected graph of ``silos`` silos.
         """
         if isinstance(value, str):
             return cls.named(value, silos, seed)
@@ -155,7 +155,7 @@ class Graph:
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
-        """Return for each silo the tuple of its neighbours, in ascending order."""
+        """Return the neighbours of each silo, a tuple in ascending order for each silo."""
         linked: list[list[int]] = [[] for _ in range(self.silos)]
         for i, j in self.edges:
             linked[i].append(j)
@@ -175,14 +175,15 @@ class Graph:
         return int(self.distances.max())
 
     def cliques(self, gamma: int) -> tuple[tuple[int, ...], ...]:
-        """Partition the silos greedily into few cliques of the graph's gamma-th power.
+        """Return a greedy partition of the silos into few cliques of the graph's gamma-th power.
 
-        Two silos are partners if they are at most ``gamma`` hops apart. Each clique starts from the
-        unassigned silo with the fewest unassigned partners. It then grows by the silo that leaves
-        the most candidates for further growth; ties go to the silo with fewer partners, then to the
-        lower index. For gamma >= diameter there is one clique. The result need not be the smallest
-        partition. Silos of a clique are ascending; cliques are sorted by their first silo. Raises
-        InputError for gamma < 1.
+        Two silos are partners if they are at most ``gamma`` hops apart; in a clique any two silos
+        are partners. Each clique starts from the unassigned silo with the fewest unassigned
+        partners. Then the clique repeatedly adds the silo that leaves the most candidates for
+        further additions; ties go to the silo with fewer partners, then to the lower index. For
+        gamma >= diameter there is one clique. A partition into fewer cliques may exist. The silos
+        of a clique are ascending; cliques are sorted by their first silo. Raises InputError for
+        gamma < 1.
         """
         near = self.distances <= integer("gamma", gamma, at_least=1)
         unassigned = np.ones(self.silos, dtype=bool)
@@ -199,13 +200,13 @@ class Graph:
     def checked_cliques(
         self, cliques: Sequence[Iterable[int]], gamma: int
     ) -> tuple[tuple[int, ...], ...]:
-        """Check a partition into cliques that the user supplies, and sort it as `cliques` does.
+        """Return a partition into cliques that the user supplies, sorted as by `cliques`.
 
         Raises InputError unless every silo is in exactly one clique, and any two silos of a clique
         are at most ``gamma`` hops apart.
         """
         gamma = integer("gamma", gamma, at_least=1)
-        # The input comes from users, so check types, then the partition, then distances.
+        # The input comes from users: check the types, then the partition, then the distances.
         last_silo = self.silos - 1
         try:
             sorted_cliques = [
@@ -238,13 +239,13 @@ class Graph:
         return tuple(sorted(tuple(clique) for clique in sorted_cliques))
 
     def edges_crossed(self, silo: int, hops: int, ttl: int) -> int:
-        """Count how often a silo's broadcast crosses an edge while it is forwarded ``hops`` times.
+        """Return how often a silo's broadcast crosses an edge while it is forwarded ``hops`` times.
 
-        The broadcast itself is the first forwarding. Each time, every silo that has just received
-        the message sends it to all its neighbours, including those it came from. A message is
-        forwarded at most ``ttl`` (time to live) times; if it is broadcast at the end of round t, it
-        has been forwarded min(ttl, T - t + 1) times by the end of round T. Raises InputError for
-        values out of range.
+        The broadcast itself is the first forwarding. In each forwarding, every silo that has just
+        received the message sends the message to all its neighbours, including the neighbours that
+        it came from. A message is forwarded at most ``ttl`` (time to live) times. A message that is
+        broadcast at the end of round t has been forwarded min(ttl, T - t + 1) times by the end of
+        round T. Raises InputError for values out of range.
         """
         silo = integer("silo", silo, at_least=0, at_most=self.silos - 1)
         hops = min(integer("hops", hops, at_least=0), integer("ttl", ttl, at_least=1))
@@ -252,9 +253,9 @@ class Graph:
 
     @cached_property
     def _crossed(self) -> np.ndarray:
-        """Count the edges that each silo's broadcast crosses in h hops, (M, diameter + 2).
+        """Return how many edges each silo's broadcast crosses in h hops, (M, diameter + 2).
 
-        Entry (i, h) is the sum of degrees over all silos that are less than h hops from silo i.
+        Entry (i, h) is the sum of the degrees of all silos that are less than h hops from silo i.
         """
         degrees = np.array([len(linked) for linked in self.neighbours], dtype=np.int64)
         table = np.zeros((self.silos, self.diameter + 2), dtype=np.int64)
@@ -263,7 +264,7 @@ class Graph:
         return table.cumsum(axis=1)
 
     def _hops_from(self, silo: int) -> list[int]:
-        """Return the hops from a silo to every silo by breadth-first search; -1 without a path."""
+        """Return the number of hops from a silo to every silo, -1 if there is no path."""
         hops = [-1] * self.silos
         hops[silo] = 0
         reached = [silo]
@@ -280,7 +281,8 @@ class Graph:
 def _unreached(edges: Edges, silos: int) -> int | None:
     """Return the lowest silo that cannot be reached from silo 0, or None if all can.
 
-    Memory is proportional to the number of edges, so a wrong ``silos`` cannot exhaust it.
+    Memory use is proportional to the number of edges, so that a wrong, huge ``silos`` cannot
+    exhaust the memory.
     """
     linked: dict[int, list[int]] = {}
     for i, j in edges:
@@ -295,7 +297,7 @@ def _unreached(edges: Edges, silos: int) -> int | None:
 
 
 def _checked_edges(edges: Any, silos: int) -> Edges:
-    """Check a list of edges, and return it as sorted pairs (i, j) with i < j."""
+    """Return a list of edges as sorted pairs (i, j) with i < j; raise InputError if invalid."""
     checked = set()
     try:
         edge_list = list(edges)
@@ -316,8 +318,8 @@ def _checked_edges(edges: Any, silos: int) -> Edges:
 
 def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     """Return the edges of the graph "random", see `Graph.named`."""
-    # Row i holds the numbers of the pairs (i, j < i). Its key differs from the keys of all other
-    # draws with purpose INSTANCE, which have silo 0 or later rounds.
+    # Row i holds the numbers of the pairs (i, j) with j < i. Its random key differs from the keys
+    # of all other draws with purpose INSTANCE, which have silo 0 or later rounds.
     numbers_by_silo = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
     pair_numbers = np.concatenate(numbers_by_silo) if numbers_by_silo else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
@@ -349,8 +351,8 @@ def _maximal_clique(
 ) -> list[int]:
     """Return a clique of unassigned silos that contains ``first``, grown as in `Graph.cliques`.
 
-    ``near`` (M, M) is true for silos that may be in one clique, ``partner_counts`` (M,) counts the
-    unassigned silos near each silo, and ``free`` (M,) is true for unassigned silos.
+    ``near`` (M, M) is true for pairs of silos that may be in one clique. ``partner_counts`` (M,) is
+    the number of unassigned silos near each silo. ``free`` (M,) is true for unassigned silos.
     """
     clique = [first]
     candidates = free & near[first]
@@ -360,8 +362,8 @@ def _maximal_clique(
     remaining_partners = near_candidates.sum(axis=1)
     fits = np.ones(len(silos), dtype=bool)
     while fits.any():
-        # Choose the most remaining candidates, then the fewest partners. Both are in one number,
-        # since there are at most M partners.
+        # Choose the silo that leaves the most candidates; in a tie, the one with the fewest
+        # partners. One number encodes both criteria, because a silo has at most M partners.
         best = np.where(
             fits, remaining_partners * (len(near) + 1) - partner_counts[silos], 0
         ).argmax()
@@ -377,7 +379,7 @@ def _maximal_clique(
 
 
 class Sized(typing.Protocol):
-    """A message: any object that knows its size in bytes."""
+    """A message: any object with its size in bytes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -402,21 +404,21 @@ class Network(Generic[M]):
 
     A message that is broadcast in round t reaches a silo h hops away at the start of round t + h,
     for h up to ``time_to_live``. Every silo forwards each message once, to all its neighbours, at
-    the end of the round in which it arrives, and drops later copies. The sender does not receive
-    its broadcast. Two broadcasts of the same object are two messages. A message is deleted as soon
-    as no further silo can receive it.
+    the end of the round in which the message arrives, and ignores later copies. The sender does not
+    receive its own broadcast. Two broadcasts of the same object are two messages. A message is
+    deleted as soon as no further silo can receive it.
 
     Parameters
     ----------
     graph : Graph
         The graph of the silos.
     time_to_live : int
-        Largest number of hops, >= 1.
+        Largest number of hops of a message, >= 1.
 
     Attributes
     ----------
     bytes_sent : int
-        Bytes over all edges so far, including the forwarding that is already scheduled.
+        Bytes sent over all edges so far, including messages whose forwarding is scheduled.
     """
 
     def __init__(self, graph: Graph, time_to_live: int) -> None:
@@ -437,10 +439,10 @@ class Network(Generic[M]):
         self._forward(_Flight(message, nbytes, self.time_to_live, {silo}), [silo])
 
     def deliver(self) -> list[tuple[int, M]]:
-        """Start the next round, and return the messages that arrive; call it once per round.
+        """Start the next round, and return the messages that arrive. Call it once per round.
 
-        The result is a list of pairs (receiving silo, message), older broadcasts first. Forwarding
-        at the end of that round is scheduled at once, and already counted in ``bytes_sent``.
+        The result is a list of pairs (receiving silo, message), older broadcasts first. The
+        forwarding at the end of that round is scheduled at once, so ``bytes_sent`` includes it.
         """
         flights, self._flights = self._flights, []
         delivered = []
@@ -464,8 +466,8 @@ class Network(Generic[M]):
 # ---- Plans without a server, and the messages between silos --------------------------------------
 
 # dubey-pentland-2020, Algorithm 3. There are gamma estimators, and round t uses estimator t mod
-# gamma. The silos of a clique of the graph's gamma-th power share each estimator. An estimator is
-# used again gamma rounds later; by then a member's messages have reached all members of the clique.
+# gamma. The silos of a clique (of the graph's gamma-th power) share each estimator. An estimator is
+# used again after gamma rounds; by then each member's messages have reached the whole clique.
 
 
 @dataclass(frozen=True)
@@ -478,13 +480,13 @@ class Request:
 
     @property
     def nbytes(self) -> int:
-        """Return the size in bytes, of three integers."""
+        """Return the size of the three integers in bytes."""
         return 24
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Message: a silo's report about one estimator, for its clique."""
+    """Message: a silo's report of one estimator's data, for the silo's clique."""
 
     silo: int
     estimator: int
@@ -507,7 +509,7 @@ class Part:
 
 @dataclass(frozen=True)
 class PeerPlan:
-    """One decentralised curve as plain data: the graph, and the plan of every part."""
+    """Plan of one decentralised curve, as plain data: the graph, and the plan of every part."""
 
     driver: ClassVar[str] = "peers"
     example: ClassVar[str] = "a PeerPlan, such as system.plan of feducb-decentralized"
@@ -555,26 +557,26 @@ class PeerPlan:
 
     @cached_property
     def crossings(self) -> np.ndarray:
-        """Return the edges crossed by each silo's message after 0..gamma hops, (M, gamma + 1)."""
+        """Return how many edges each silo's message crosses in 0..gamma hops, (M, gamma + 1)."""
         hops = np.minimum(np.arange(self.gamma + 1), self.graph.diameter + 1)
         return self.graph._crossed[:, hops]
 
     @cached_property
     def clique_crossings(self) -> dict[tuple[int, ...], np.ndarray]:
-        """Return for each clique the edges crossed by one message of every member, (gamma + 1,).
+        """Return for each clique how many edges one message of every member crosses, (gamma + 1,).
 
-        Entry h counts the crossings after h hops.
+        Entry h is the sum over the members' messages after h hops.
         """
         cliques = {part.clique for part in self.parts}
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
 
     def rounds(self, estimator: int) -> np.ndarray:
-        """Return the rounds t that use an estimator, t mod gamma = estimator, ascending."""
+        """Return the rounds t that use an estimator, those with t mod gamma = estimator."""
         # Rounds are counted from 1, so estimator 0 is first used in round gamma.
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """Return the number of rounds, up to this round, that used an estimator."""
+        """Return how many of the rounds 1..``round`` use an estimator."""
         first_round = estimator or self.gamma  # see `rounds`
         return (round - first_round) // self.gamma + 1 if round >= first_round else 0
 
@@ -582,8 +584,8 @@ class PeerPlan:
 def check_parts(plan: PeerPlan) -> None:
     """Raise InputError unless each user takes part in one part, and all parts claim one budget.
 
-    For each estimator the cliques must hold every silo once, and the plan of each part must have
-    the number of silos and rounds of that part.
+    For each estimator, the cliques must contain every silo once. The plan of each part must have
+    that part's number of silos, number of rounds and dimension.
     """
     members: dict[int, list[int]] = {}
     for part in plan.parts:
@@ -615,7 +617,7 @@ def check_parts(plan: PeerPlan) -> None:
 # of all estimates.
 
 
-#: Protocols of the server: a private mean of the estimates, or a plain mean.
+#: The two protocols of the server: a private mean of the estimates, or a plain mean.
 PRIVATE_MEAN = Protocol(
     "private-mean",
     "a trusted server adds noise to the mean of local estimates",
@@ -693,7 +695,7 @@ class Model:
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One curve of a federation in phases, as plain data."""
+    """Plan of one curve of a federation in phases, as plain data."""
 
     driver: ClassVar[str] = "phases"
     example: ClassVar[str] = "a PhasePlan, such as system.plan of robin"
@@ -736,7 +738,7 @@ class PhasePlan:
 
     @cached_property
     def releasing(self) -> tuple[int, ...]:
-        """Return the phases after which a model is released: all from U on except the last."""
+        """Return the phases after which a model is released: all phases from U to P - 1."""
         return tuple(range(self.initial, self.phases))
 
     @property
@@ -749,7 +751,7 @@ class PhasePlan:
         return (round + 1).bit_length() - 1
 
     def bits(self, releases: int) -> int:
-        """Return the bits that all silos have sent (or received) after ``releases`` releases."""
+        """Return how many bits all silos have sent (or received) after ``releases`` releases."""
         return 64 * self.dimension * self.silos * releases
 
 
@@ -764,8 +766,11 @@ def phases_of(horizon: int) -> int:
 
 
 def check_means(plan: PhasePlan) -> None:
-    """Raise InputError unless each release has a private mean, and means differ in the radius
-    only."""
+    """Raise InputError unless the plan has the private means that its protocol needs.
+
+    A private protocol needs one mean for each release; a plain protocol needs none. Means may
+    differ only in their radius.
+    """
     mean_count = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != mean_count:
         raise InputError(

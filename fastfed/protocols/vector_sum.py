@@ -41,9 +41,9 @@ def encoding_of(plan: Plan) -> Encoding:
 class BitRandomizer:
     """Randomizer that sends the number of ones among a silo's bits (``messages = "aggregate"``).
 
-    Each data point is encoded separately for each tree node that will contain it (Algorithm 5,
-    lines 6-7). The round determines these nodes, so a point is encoded at once and not stored. The
-    shuffler adds up the counts of all silos.
+    Each data point is encoded separately for each tree node that will contain the point (Algorithm
+    5, lines 6-7). The round determines these nodes, so a point is encoded at once and not stored.
+    The shuffler adds up the counts of all silos.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -55,7 +55,10 @@ class BitRandomizer:
         self._sums = np.zeros((max(1, plan.levels), plan.statistic_size))
 
     def observe(self, x: np.ndarray, y: float) -> None:
-        """Encode a data point, features x (d,) and reward y, for each node that will contain it."""
+        """Encode a data point, features x (d,) and reward y, for each node that will contain it.
+
+        Data points of the incomplete last batch are in no node.
+        """
         plan, round, size = self.plan, self.round + 1, self.plan.statistic_size
         leaf = plan.due(self.round) + 1
         if plan.protocol.flat:
@@ -69,14 +72,14 @@ class BitRandomizer:
         self.round = round
 
     def _encoding(self, leaf: int, level: int) -> int:
-        """Return the index into the encoding for the node of this level that contains the leaf."""
+        """Return the index into the encoding for the node of ``level`` that contains ``leaf``."""
         return leaf - 1 if self.plan.encoded_by_release else level
 
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
         """Add a data point's statistic (s,), rounded at random, to the sum of each tree node.
 
-        ``levels`` are the levels of the nodes that will contain the point, and ``words``
-        (levels, s) are random 32-bit integers, which decide the rounding.
+        ``levels`` are the levels of the nodes that will contain the point. ``words``
+        (len(levels), s) are random 32-bit integers, which decide the rounding.
         """
         for level, level_words in zip(levels, words, strict=True):
             clamped = self.plan.clip is not None
@@ -84,15 +87,16 @@ class BitRandomizer:
             round_statistic(point, steps, clamped, level_words, self._sums[level])
 
     def report(self) -> Counts | Bits:
-        """Return the number of ones among the bits of the released node, for each entry.
+        """Return the centred number of ones among the bits of the released node, for each entry.
 
-        Its mean for data points of zero is subtracted. The count is exact in float64.
+        Centred: minus the mean of that number for data points of zero. The result is exact in
+        float64.
         """
         release = self.release + 1
         level = self.plan.level(release)
         bits = self.encoding.noise_bits[self.plan.encoding_at(release)]
         trials = self.plan.points_of(release) * bits
-        # The draw is cached, so that a second try after a failure uses the same noise.
+        # Cache the draw, so that a second try after a failure uses the same noise.
         if self._drawn[0] != release:
             size = self.plan.statistic_size
             self._drawn = release, self.noise.binomials(self.silo, release, size, trials)
@@ -101,7 +105,7 @@ class BitRandomizer:
         report = Counts(release, self.plan.dimension, message, self.silo)
         remaining_sums = self._sums.copy()
         remaining_sums[level] = 0.0
-        # One assignment: a failure must neither lose unreported data nor keep reported data.
+        # In one assignment: a failure must neither lose unreported data nor keep reported data.
         self._sums, self.release = remaining_sums, release
         return report
 
@@ -109,7 +113,7 @@ class BitRandomizer:
 class MessageRandomizer(BitRandomizer):
     """Randomizer that makes and sends every bit (``messages = "individual"``).
 
-    It stores all bits of a node until the node is released.
+    It stores all bits of each node until the node is released.
     """
 
     def __init__(self, plan: Plan, silo: int, noise: NoiseSource) -> None:
@@ -120,11 +124,11 @@ class MessageRandomizer(BitRandomizer):
     def _encode(self, point: np.ndarray, leaf: int, levels: list[int], words: np.ndarray) -> None:
         """Make the bits of a data point's statistic (s,) for each tree node, and store them.
 
-        The arguments are those of `BitRandomizer._encode`.
+        The arguments are as for `BitRandomizer._encode`.
         """
         size, b, round = len(point), self.encoding.noise_bits, self.round + 1
         encodings = [self._encoding(leaf, level) for level in levels]
-        # Draw all noise before storing bits: if the source fails, the state is unchanged.
+        # Draw all noise before storing any bits: if the noise source fails, the state is unchanged.
         noises = [
             self.noise.point_binomials(self.silo, round, level, size, b[e])
             for level, e in zip(levels, encodings, strict=True)
@@ -150,9 +154,10 @@ def round_statistic(
 ) -> None:
     """Add a data point's statistic (s,), rounded at random to fixed point, to ``sums`` in place.
 
-    ``steps`` are the encoding steps per unit of bias and of covariance entries. ``words`` (s,) are
-    random 32-bit integers. The values are centred: the offset that makes a count of ones
-    nonnegative is left out. With ``clamped``, entries are clipped to [-1, 1] first.
+    ``steps`` are the numbers of encoding steps per unit of a bias entry and of a covariance entry.
+    ``words`` (s,) are random 32-bit integers, which decide the rounding. The added values are
+    centred: they lack the offset that makes a number of ones nonnegative. With ``clamped``, entries
+    are clipped to [-1, 1] first.
     """
     d = dimension_of(len(point))
     for g, part in zip(steps, (slice(0, d), slice(d, None)), strict=True):
@@ -180,10 +185,10 @@ def ones_of(
 def counted(
     bits: np.ndarray, points: int, precision: int | np.ndarray, noise_bits: int
 ) -> np.ndarray:
-    """Return the number of ones in each row of bits, minus its mean for data points of zero, (s,).
+    """Return the centred number of ones in each row of bits, (s,).
 
-    ``bits`` (s, points (2 g + b)) has a row for each entry of the statistic, where g is
-    ``precision`` and b is ``noise_bits``.
+    Centred: minus the mean of that number for data points of zero. ``bits`` (s, points (2 g + b))
+    has a row for each entry of the statistic, where g is ``precision`` and b is ``noise_bits``.
     """
     ones_counts = bits.sum(axis=1, dtype=np.int64).astype(np.float64)
     centred: np.ndarray = ones_counts - points * precision - points * noise_bits / 4.0
@@ -217,21 +222,21 @@ class VectorSum(Once):
     delta : float, optional
         Delta of one sum, in (0, 1); required with ``epsilon``.
     noise_bits : int, optional
-        b, from 0 to 2^40, instead of a budget. There is no certificate then.
+        b, from 0 to 2^40, in place of epsilon and delta. There is no certificate then.
     precision : int, optional
         g, from 1 to 2^26. Default: max(ceil(2 sqrt(n)), d, 4).
     calibration : {"exact", "theorem"}, default "exact"
-        How b is computed from epsilon and delta: the fewest bits for which the exact account proves
-        the budget, or b of chowdhury-zhou-2022, Theorem C.1.
+        How b is computed from epsilon and delta. "exact": the fewest noise bits for which the exact
+        account proves the budget. "theorem": b of chowdhury-zhou-2022, Theorem C.1.
     relation : {"replace", "zero-out"}, default "replace"
         Neighbouring data sets differ in one user's vector, which is replaced by any vector, or by
         zero.
     bound : float, default 1
-        Largest norm; longer vectors are scaled to it. From 1e-100 to 1e100.
+        Largest norm of a vector, from 1e-100 to 1e100. Longer vectors are scaled to this norm.
     honest_fraction : float, default 1
         Fraction of users, in (0, 1], whose noise bits the guarantee relies on.
     seed : int, optional
-        Seed of simulated noise. Default: noise of the operating system.
+        Seed of simulated noise. Default: noise from the operating system's generator.
 
     Attributes
     ----------
@@ -294,7 +299,7 @@ class VectorSum(Once):
             raise InputError(
                 f"honest_fraction must leave at least one of {users} users, got {fraction:g}"
             )
-        # The paper's choice of g: rounding then adds a standard deviation of at most bound / 4.
+        # The paper's choice of g. With it, rounding adds a standard deviation of at most bound / 4.
         default_precision = max(math.isqrt(4 * self.users - 1) + 1, self.dimension, 4)
         self.precision = (
             default_precision
@@ -336,7 +341,7 @@ class VectorSum(Once):
             """Return True if this number of noise bits is proven to meet the budget."""
             return self._account(bits).epsilon(budget.delta) <= budget.epsilon
 
-        # Start from the Gaussian approximation, then bracket and bisect with the exact account.
+        # Start from the Gaussian approximation; then bracket and bisect with the exact account.
         ratio = g * sum_sensitivity(budget.relation) / mu_of(budget.epsilon, budget.delta)
         high = math.ceil(ratio * ratio / 0.1875 / self.honest_users)
         while not enough(high):
@@ -366,7 +371,7 @@ class VectorSum(Once):
         return self.bound * math.sqrt(0.1875 * self.users * self.noise_bits) / self.precision
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the epsilon of one sum that the exact account proves for this noise.
+        """Return the epsilon of one sum that the exact account proves for this noise.
 
         Parameters
         ----------
@@ -391,7 +396,7 @@ class VectorSum(Once):
         return epsilon
 
     def _scaled(self, vectors: object, shape: tuple[int | None, ...]) -> np.ndarray:
-        """Return the vectors, clipped to norm ``bound`` and divided by it."""
+        """Return the vectors, clipped to norm ``bound`` and divided by ``bound``."""
         points = np.array(array("vectors", vectors, shape=shape), order="C")
         for point in points:
             linalg.clip_norm(point, self.bound)
@@ -399,14 +404,15 @@ class VectorSum(Once):
 
     @once
     def randomize(self, x: object, user: int | None = None) -> np.ndarray:
-        """Make the bits of one user (zhou-chowdhury-2024, Algorithms 6-7).
+        """Return the bits of one user (zhou-chowdhury-2024, Algorithms 6-7).
 
         Parameters
         ----------
         x : array_like, shape (d,)
             The user's vector.
         user : int, optional
-            Index of the user, 0..n-1. Required with seeded noise, which differs between users.
+            Index of the user, 0..n-1. Required if the noise is seeded, because users must get
+            different noise.
 
         Returns
         -------
@@ -444,7 +450,7 @@ class VectorSum(Once):
 
     @once
     def shuffle(self, bits: object) -> np.ndarray:
-        """Permute the bits of all users, separately within each label.
+        """Return the bits of all users, permuted separately within each label.
 
         Parameters
         ----------
@@ -475,7 +481,7 @@ class VectorSum(Once):
 
     @once
     def analyze(self, bits: object) -> np.ndarray:
-        """Estimate the sum from shuffled bits. Seeded noise then moves on to the next sum.
+        """Return an estimate of the sum from shuffled bits. The next sum gets new seeded noise.
 
         Parameters
         ----------
@@ -503,13 +509,13 @@ class VectorSum(Once):
         if shuffled_bits.dtype != np.uint8 or (shuffled_bits.size and shuffled_bits.max() > 1):
             raise InputError("bits must be 0 or 1, as uint8")
         centred = counted(shuffled_bits, self.users, self.precision, self.noise_bits)
-        # The count of sums is part of the noise key, so the next sum gets independent noise.
+        # The number of sums is part of the noise key, so the next sum gets independent noise.
         self._sums += 1
         return centred * (self.bound / self.precision)
 
     @once
     def sum(self, vectors: object, messages: str = "aggregate") -> np.ndarray:
-        """Compute a private sum. Each call draws independent noise.
+        """Return a private sum. Each call draws independent noise.
 
         Parameters
         ----------
@@ -517,7 +523,8 @@ class VectorSum(Once):
             One vector of each user.
         messages : {"aggregate", "individual"}, default "aggregate"
             "individual" makes, shuffles and counts every bit. "aggregate" draws the number of ones
-            directly, which has the same distribution and is up to a million times cheaper.
+            directly; the result has the same distribution, and the cost is up to a million times
+            lower.
 
         Returns
         -------

@@ -39,7 +39,7 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[str, bytes]:
-    """Compute the digest of each row of table ``name``, or of the row with ``key`` only.
+    """Return the digest of each row of table ``name``, or of the row with ``key`` only.
 
     Return {key as text: digest}.
     """

@@ -125,7 +125,7 @@ def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) 
 
 
 def is_baseline(results: Results, curve: CurveResult) -> bool:
-    """Return whether ``figure.baseline`` names a curve; by default if its silos share nothing."""
+    """Return True if ``figure.baseline`` names a curve; by default if its silos share nothing."""
     named = results.figure.get("baseline")
     return curve.algorithm == LOCAL_SYSTEM if named is None else curve.label == named
 

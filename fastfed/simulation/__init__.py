@@ -1,4 +1,4 @@
-"""Simulation of experiments: specs, drivers, engines, and `simulate`."""
+"""Simulation of experiments: their specs, drivers and engines, and `simulate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What readers of results should know about their environment: the regret of random actions."""
+"""What readers of results should know about an environment: random actions' regret, cautions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fastfed.results.paired import mean_and_error
 if TYPE_CHECKING:
     from fastfed.simulation.experiment import Problem
 
-#: Rounds are drawn in this many replicates, whatever replicates a run has. So the estimate is the
-#: same in all parts of a run.
+#: Number of replicates in which rounds are drawn. It does not depend on the replicates of a run, so
+#: the estimate is the same in all parts of a run.
 REPLICATES = 8
-#: Most and fewest rounds drawn in each of these replicates.
+#: Largest and smallest number of rounds drawn in each of these replicates.
 ROUNDS, FEWEST = 64, 8
 #: Within these limits, the drawn rounds of a replicate have at most this number of features.
 FEATURES = 125_000
-#: Of a run's agent-rounds, at most this share is drawn in each of these replicates, so that the
-#: estimate takes less time than a small run.
+#: Within these limits, at most this share of a run's agent-rounds is drawn in each of these
+#: replicates, so that the estimate takes less time than a small run.
 SHARE = 0.01
-#: Environments whose rounds call a function of the user, which may be slow.
+#: Environments that call a user's Python function in each round, which may be slow.
 SLOW = ("python",)
 #: Environments with features (u, 1) / sqrt(2), u on a sphere; in dimension 1 all are 1 / sqrt(2).
 SPHERES = ("sphere", "fixed-set", "rotated")
 
 
 def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, float] | None:
-    """Estimate the group regret of uniformly random actions from rounds drawn at random.
+    """Return an estimate of the group regret of uniformly random actions, from random rounds.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ def random_regret(problem: Problem, horizon: int, seed: int) -> tuple[float, flo
 
 
 def cautions(problem: Problem, plan: Any) -> list[str]:
-    """Return sentences that warn readers of results about a curve, empty for most curves.
+    """Return sentences that warn readers of results about a curve; most curves have none.
 
-    ``problem`` and ``plan`` are those of the curve.
+    ``problem`` is the curve's problem, and ``plan`` its plan.
     """
     facts = problem.facts
     sentences = []

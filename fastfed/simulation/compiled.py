@@ -26,7 +26,7 @@ from fastfed.simulation.driver import (
 )
 from fastfed.simulation.snapshots import Snapshot, report_progress
 
-#: Shape and type of each array of a curve's state, by name. All arrays are zero at first.
+#: Shape and type of each array of a curve's state, by name. Initially all arrays are zero.
 Shapes = dict[str, tuple[tuple[int, ...], Any]]
 
 
@@ -95,7 +95,7 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
 def trigger_shapes(plan: Plan) -> Shapes:
     """Return the shape and type of each array of a trigger's state.
 
-    The names are those of ff_trigger in src/ff_trigger.h. The result is empty without a trigger.
+    The names are those of ff_trigger in src/ff_trigger.h. Without a trigger the result is empty.
     """
     if plan.trigger is None:
         return {}
@@ -115,10 +115,10 @@ def trigger_shapes(plan: Plan) -> Shapes:
 
 
 def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
-    """Return the plan's values and the fresh arrays of a curve, for the compiled driver.
+    """Return a curve's fresh state for the compiled driver: the plan's values, and zeroed arrays.
 
-    The names are those of the fields of ff_curve in src/ff_run.h. ``record`` adds arrays of actions
-    and rewards.
+    The keys are the names of the fields of ff_curve in src/ff_run.h. ``record`` adds arrays of
+    actions and rewards.
     """
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
@@ -172,7 +172,7 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
         "bit_values": plan.sent_values,
         "count_values": plan.bit_values if plan.counts_ones else (0.0, 0.0),
         "levels": levels,
-        # The order of messages does not matter for a shuffler that counts the ones of all users.
+        # If the shuffler counts the ones of all users, the order of messages does not matter.
         "shuffled": protocol.shuffled and not plan.counts_ones,
         "bit_levels": np.array(
             [encoding.steps(j) for j in range(len(plan.units))] if encoding else (), np.int64
@@ -198,17 +198,17 @@ def fixed_models(environment: environments.Environment, plan: Plan) -> np.ndarra
     if not uses_fixed_sets(environment, plan):
         return None
     size = driver.fixed_size(environment.actions, plan.dimension)
-    # A vector that crosses a cache line takes twice the time, so models begin at cache lines.
+    # A vector that crosses a cache line takes twice the time, so models start at cache lines.
     memory = np.zeros(plan.silos * size + 8)
     first = -memory.ctypes.data % 64 // 8
     return memory[first : first + plan.silos * size].reshape(plan.silos, size)
 
 
 def uses_fixed_sets(environment: environments.Environment, plan: Plan) -> bool:
-    """Return whether silos learn by a model of their fixed set of actions, in both drivers.
+    """Return True if silos learn by a model of their fixed set of actions, in both drivers.
 
-    They do if the environment offers such sets, and if each data point changes the model at once
-    and is a row of the set.
+    They do so if the environment offers such sets, and if each data point is a row of the set and
+    changes the model at once.
     """
     return (
         environment.fixed
@@ -223,7 +223,7 @@ def uses_fixed_sets(environment: environments.Environment, plan: Plan) -> bool:
 
 
 def local_round_fields(plan: Plan) -> dict[str, Any]:
-    """Return the fields of ff_curve (src/ff_run.h) about rounds whose data are not shared."""
+    """Return the fields of ff_curve (src/ff_run.h) about local rounds, whose data stay local."""
     own = plan.own
     if own is None or not own.until:
         return {"share_until": 0}
@@ -263,7 +263,7 @@ def clock_fields(plan: Plan) -> dict[str, Any]:
 
 
 def zeros(arrays: Shapes) -> dict[str, np.ndarray]:
-    """Return arrays of zeros with these shapes."""
+    """Return arrays of zeros with these shapes and types, by name."""
     return {name: np.zeros(shape, dtype) for name, (shape, dtype) in arrays.items()}
 
 
@@ -287,7 +287,7 @@ def trigger_fields(plan: Plan) -> dict[str, Any] | None:
 
 def outcome(plan: Plan, state: dict[str, Any]) -> Outcome:
     """Return the Outcome of a plan from the final ``state`` of its curve (see `state`)."""
-    # Add silo by silo, as the step driver does: sum could add in a different order.
+    # Add silo by silo, as the step driver does; sum may add in a different order.
     group = np.zeros(state["curve"].shape[1])
     for silo_regret in state["curve"]:
         group += silo_regret
@@ -321,8 +321,9 @@ def run(
     """Run rounds 1..last (default: all) of all plans over one environment; one outcome per plan.
 
     A plan with a trigger must be the only plan. ``progress(rounds)`` is called after each call into
-    the C driver and may raise an exception to stop. If ``snapshot`` holds an earlier state, the run
-    resumes from it. Outcomes depend neither on the division into calls nor on the snapshot.
+    the C driver; it may raise an exception to end the run. If ``snapshot`` contains an earlier
+    state, the run resumes from that state. Outcomes depend neither on the division into calls nor
+    on the snapshot.
     """
     plans = [check_plan(plan).simulated for plan in plans]
     horizon, silos = plans[0].horizon, plans[0].silos
@@ -347,7 +348,7 @@ def run_from_snapshot(
     snapshot: Snapshot,
     progress: Progress | None = None,
 ) -> None:
-    """Run rounds up to ``last``. Start after the snapshot's round, or at round 1 without one."""
+    """Run rounds up to ``last``, from the round after the snapshot's; without one, from round 1."""
     rounds_done = 0
     if (position := snapshot.read(states, last)) is not None:
         rounds_done, numbers = position
@@ -367,11 +368,12 @@ def progress_with_snapshots(
 ) -> Progress:
     """Return a function that reports progress, and writes a snapshot whenever one is due.
 
-    ``rounds_done`` is the number of rounds before its first call. ``stage`` is stored in snapshots.
+    ``rounds_done`` is the number of rounds done before the function's first call. ``stage`` is
+    stored in the snapshots.
     """
 
     def write_snapshot(snapshot: Snapshot) -> None:
-        """Write the state after the rounds that are done."""
+        """Write a snapshot of the state after ``rounds_done`` rounds."""
         snapshot.write(rounds_done, run.numbers(), states, stage)
 
     def on_progress(rounds: int) -> None:
@@ -401,7 +403,8 @@ def run_rounds(
             progress(call_end - first + 1)
         first = call_end + 1
         if rounds_per_call is None:
-            # Aim at CALL_SECONDS, but grow at most fourfold: the first rounds may be fast.
+            # The next call should take CALL_SECONDS, but have at most four times the rounds: the
+            # first rounds may be faster than later ones.
             step = max(1, min(4 * step, int(step * CALL_SECONDS / max(seconds, 1e-6))))
 
 
@@ -453,15 +456,15 @@ def scratch_term(
 ) -> Term:
     """Return the memory term of all threads' scratch: the actions of a round, and score buffers.
 
-    It follows ff_run_scratch in src/ff_run.h, but counts only memory that is written to.
+    The sizes are those of ff_run_scratch in src/ff_run.h, but only for memory that is written to.
     ``bit_levels`` is the number of tree levels whose sums are sent as bits, and ``curves`` the
     number of curves that are run together. ``grid`` is the number of standard deviations in the
     posterior of local rounds (ff_belief_scratch in src/ff_belief.h).
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2
-    # Actions are made from float32 normals in a float64 buffer; then stored in 16 bits, or as
-    # panels, bounds and candidates.
+    # Actions are made from float32 normals in a float64 buffer. Then they are stored in 16 bits, or
+    # as panels, bounds and candidates.
     actions = 4 * k * (2 * d + 5) if facts.contexts_made else 0
     scores = k * (8 + 8 + 4 + 4) + 2 * k * (d + 1) * (d >= SHORT)
     # The factor in float32 and in 16 bits, refreshed statistics, noise, random words for bits, and

@@ -65,7 +65,7 @@ def driver_of(plan: Any) -> Driver:
 
 
 def runs_together(plan: AnyPlan) -> bool:
-    """Return whether a plan can be run together with others, which then share all contexts."""
+    """Return True if a plan can be run together with others, which then share all contexts."""
     return driver_of(plan).together(plan)
 
 
@@ -82,9 +82,9 @@ def run(
 ) -> list[Outcome]:
     """Run rounds 1..last (default: all) of every plan by its fast driver.
 
-    ``progress`` is called with the number of rounds since its last call, added up over plans. If
-    all plans can run together, they resume from ``snapshot`` and write into it. Otherwise
-    ``snapshot`` is ignored.
+    ``progress`` is called with the number of rounds since its last call, summed over the plans. If
+    the plans form one group that runs together, or there is one plan, the run resumes from
+    ``snapshot`` and writes into it. Otherwise ``snapshot`` is ignored.
     """
     joint_positions = [i for i, plan in enumerate(plans) if runs_together(plan)]
     groups = [joint_positions] if joint_positions else []
@@ -93,7 +93,7 @@ def run(
     for group in groups:
 
         def on_progress(rounds: int, curves: int = len(group)) -> None:
-            """Report rounds of this group, added up over its curves."""
+            """Call ``progress`` with the rounds of this group, summed over its curves."""
             if progress is not None:
                 progress(rounds * curves)
 
@@ -123,7 +123,7 @@ def run_steps(environment: OpenEnvironment, plan: AnyPlan, checkpoints: np.ndarr
 class Resources:
     """Threads, engine and memory that a run may use; `largest_layout` divides the work."""
 
-    threads: int | None = None  # in all; None: all processors
+    threads: int | None = None  # total number; None: all processors
     engine: str = "local"
     scheduler: str | None = None  # address of an existing dask cluster
     memory_limit: int | str | None = None  # bytes, or "40GB"; None: the available memory
@@ -145,7 +145,7 @@ class RunBatch:
 
 
 class Interrupted(Exception):
-    """Raised by a batch of runs that was stopped between two calls of the driver."""
+    """Raised by a batch of runs that is stopped between two calls of the driver."""
 
 
 def missing_batches(
@@ -154,7 +154,7 @@ def missing_batches(
     """Return the batches of runs that an experiment still needs, each of at most ``max_curves``.
 
     ``done_pairs`` holds a pair (curve position, replicate) for every finished run. Curves of one
-    problem share its contexts. They are run together if computing the contexts takes time.
+    problem have the same contexts. Such curves are run together if the contexts must be computed.
     """
     problems: list[tuple[Problem, list[int]]] = []
     for position, curve in enumerate(experiment.curves):
@@ -188,7 +188,7 @@ def default_threads() -> int:
 
 
 def check_threads(threads: int | None) -> int:
-    """Check a number of threads, and return it; None means all processors."""
+    """Return a number of threads after checking it; None means all processors."""
     if threads is None:
         return default_threads()
     return integer("threads", threads, at_least=1, at_most=1024)
@@ -203,7 +203,7 @@ class Keeper(Protocol):
 
 
 class Timed(NamedTuple):
-    """Outcomes of a batch of runs, and its time."""
+    """The outcomes and the time of a batch of runs."""
 
     outcomes: list[Outcome]
     seconds: float  # total time, including the time before an interruption
@@ -217,7 +217,7 @@ def run_together(
     record: bool = False,
     snapshots: Keeper | None = None,
 ) -> Timed:
-    """Run one batch of runs, from its snapshot if there is one.
+    """Run one batch of runs, and resume from its snapshot if there is one.
 
     ``progress`` is called with the number of agent-rounds (rounds times silos) since its last call.
     """
@@ -226,7 +226,7 @@ def run_together(
     problem = experiment.curves[work.positions[0]].problem
 
     def on_progress(rounds: int) -> None:
-        """Report the progress of rounds in agent-rounds."""
+        """Call ``progress`` with a number of rounds converted to agent-rounds."""
         if progress is not None:
             progress(rounds * problem.silos)
 
@@ -243,7 +243,7 @@ def run_together(
     return Timed(outcomes, seconds + (snapshot.earlier if snapshot else 0.0))
 
 
-#: Each kind of batch is run for at least this many seconds, or to its end, to predict its time.
+#: To predict its time, each kind of batch is run for at least this many seconds, or to its end.
 TIMED_SECONDS = 0.02
 
 
@@ -253,11 +253,11 @@ def predict_seconds(
     threads: int,
     timed: Mapping[tuple[int, ...], float] | None = None,
 ) -> float:
-    """Predict how many seconds the batches of runs will take on ``threads`` threads.
+    """Return a prediction of how many seconds the batches of runs take on ``threads`` threads.
 
-    Batches over the same curves take equal time. ``timed`` maps the curve positions of a batch to
-    its seconds. If it lacks a batch, the prediction is infinite. Without ``timed``, a few rounds of
-    each kind of batch are run and timed here.
+    Batches of the same curves are assumed to take equal time. ``timed`` maps the curve positions of
+    a batch to its seconds. If ``timed`` lacks a batch, the prediction is infinite. Without
+    ``timed``, this function runs a few rounds of each kind of batch to measure their time.
     """
     if not batches:
         return 0.0
@@ -265,13 +265,13 @@ def predict_seconds(
     if timed is None:
         timed = {kind: seconds_of(experiment, kind) for kind in kinds}
     one_thread = sum(timed.get(kind, math.inf) * times for kind, times in kinds.items())
-    # Threads divide either the batches or the silos of a batch, so further threads do not help.
+    # Threads divide either the batches or the silos of a batch. More threads than that do not help.
     silos = experiment.curves[batches[0].positions[0]].problem.silos
     return one_thread / min(threads, max(len(batches), silos))
 
 
 def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
-    """Predict the seconds that one batch of runs over these curves takes on one thread."""
+    """Return a prediction of the seconds that one batch of these curves takes on one thread."""
     environment = experiment.curves[positions[0]].problem.open(experiment.seed, 0)
     plans = [experiment.curves[i].system.plan for i in positions]
     rounds, horizon = min(experiment.horizon, 25), experiment.horizon
@@ -279,8 +279,8 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
     def timed(rounds: int) -> float:
         """Return the seconds that rounds 1..``rounds`` take."""
         best = math.inf
-        # Take the faster of two short runs: the prediction would multiply a delay that another
-        # process causes.
+        # Take the faster of two short runs: a delay caused by another process would be multiplied
+        # in the prediction.
         for _ in range(2):
             start = time.perf_counter()
             run(environment, plans, experiment.checkpoints, last=rounds)
@@ -291,21 +291,21 @@ def seconds_of(experiment: Experiment, positions: tuple[int, ...]) -> float:
 
     while timed(rounds) < TIMED_SECONDS and rounds < horizon:
         rounds = min(8 * rounds, horizon)
-    # In the first rounds all actions tie, which takes longer. So time later rounds too.
+    # In the first rounds all actions tie, which takes longer. So measure later rounds too.
     rounds = min(3 * rounds, horizon)
     return timed(rounds) * horizon / rounds
 
 
 # ---- Memory of an experiment, and a division of its work that fits -------------------------------
 #
-# Results do not depend on how many batches of runs are run at once, or how many curves are in each.
-# Both numbers are reduced until the run fits. It is refused only if not even one curve at a time
-# fits.
+# Results do not depend on how many batches of runs are run at once, or how many curves are in each
+# batch. Both numbers are reduced until the run fits into memory. A run is refused only if not even
+# one curve at a time fits.
 
 #: Bytes of a worker process before it has an experiment: Python, NumPy, SciPy and fastfed.
 WORKER = 50 * 10**6
 
-#: Advice on raising the limit, for the command line and for Python.
+#: Advice on how to raise the limit, for the command line and for Python.
 DESPITE = '--memory {0} (in Python memory_limit = "{0}") tries all the same'
 
 
@@ -348,11 +348,11 @@ def memory_of_batch(
 def results_term(curves: int, replicates: int, checkpoints: int) -> Term:
     """Return the memory term of an experiment's results.
 
-    They are four numbers for each checkpoint, curve and replicate. The arguments are the numbers of
-    curves, replicates and checkpoints.
+    Results are four numbers for each checkpoint, curve and replicate. The arguments are the numbers
+    of curves, replicates and checkpoints.
     """
     cells = curves * replicates
-    # All results, a copy of one curve's results while this curve is assembled, and the rounds.
+    # All results, a copy of the results of one curve while they are assembled, and the rounds.
     size = 32 * checkpoints * replicates * (curves + 1) + 2 * OBJECT * cells
     size += (24 + 2 * NUMBER) * checkpoints
     description = f"{spaced(cells)} curve replicates x {spaced(checkpoints)} checkpoints"
@@ -372,13 +372,13 @@ class Layout:
     """Division of an experiment into batches of runs, and the memory that it takes."""
 
     at_once: int  # batches of runs that are run at once
-    together: int  # most curves in a batch of runs
+    together: int  # largest number of curves in a batch of runs
     terms: tuple[Term, ...]
     reduced: str = ""  # a sentence that states what was reduced so that the run fits
 
     @property
     def bytes(self) -> int:
-        """Largest memory in use at any time, in addition to the memory of the process before."""
+        """Largest memory in use at any time, in addition to what the process uses before."""
         return bytes_of(self.terms)
 
 
@@ -392,18 +392,18 @@ def estimate(
     done: int = 0,
     kept: bool = False,
 ) -> Layout:
-    """Estimate the memory of an experiment, and return it with the division into batches.
+    """Return the layout of an experiment: its division into batches, with estimated memory.
 
     Parameters
     ----------
     at_once : int, optional
-        Number of batches of runs that are run at the same time. Default: one per thread.
+        Number of batches of runs that are run at the same time. Default: one for each thread.
     together : int
-        Most curves in a batch of runs.
+        Largest number of curves in a batch of runs.
     done : int
-        Number of finished curve replicates, which need no memory to run.
+        Number of finished curve replicates; if all are finished, no memory for runs is counted.
     kept : bool
-        Whether all outcomes stay in memory, as in `simulate`.
+        True if all outcomes stay in memory, as in `simulate`.
 
     Notes
     -----
@@ -434,7 +434,7 @@ def estimate(
             problem.environment, problem.facts, plans, checkpoints, threads_in_batch, steps=steps
         )
         terms_of_batches += [batch_terms] * count
-    # In the worst case the largest batches are run at the same time.
+    # In the worst case, the largest batches are run at the same time.
     terms_of_batches.sort(key=bytes_of, reverse=True)
     remaining = at_once
     for batch_terms in terms_of_batches:
@@ -539,10 +539,11 @@ def largest_layout(
 
 
 def _smaller(layout: Layout) -> list[tuple[int, int]]:
-    """List layouts smaller than ``layout``, the largest first.
+    """Return layouts smaller than ``layout``, the largest first.
 
-    Each is a pair (batches at once, most curves in a batch). The number of batches at once is
-    halved first, and only then the size of a batch: a small batch takes more time for each curve.
+    Each is a pair (batches at once, largest number of curves in a batch). First the number of
+    batches at once is halved, down to 1; then the size of a batch, because a small batch takes more
+    time for each curve.
     """
     layouts = []
     at_once, together = layout.at_once, layout.together
@@ -556,7 +557,7 @@ def _smaller(layout: Layout) -> list[tuple[int, int]]:
 
 
 def _reduced(unlimited: Layout, smaller: Layout, limit: int) -> str:
-    """Return a sentence that states how ``smaller`` differs from the layout without a limit.
+    """Return a sentence that states how ``smaller`` differs from the layout ``unlimited``.
 
     ``limit`` is the available memory in bytes.
     """
@@ -578,7 +579,7 @@ class OutOfMemory(MemoryError):
 
 @contextmanager
 def memory_ends(layout: Layout) -> Iterator[None]:
-    """Convert a MemoryError in the block into OutOfMemory, with the layout's memory terms."""
+    """Convert a MemoryError in the block to OutOfMemory, whose message has the memory terms."""
     try:
         yield
     except MemoryError as error:
@@ -591,7 +592,7 @@ def memory_ends(layout: Layout) -> Iterator[None]:
 
 
 def memory_refusal(layout: Layout, limit: int, measured: bool) -> str:
-    """Return a sentence that states why a layout does not fit into memory, and what would help.
+    """Return a sentence that states why a layout does not fit into memory, and what helps.
 
     ``limit`` is the available memory in bytes; ``measured`` is False if a user has set it.
     """

@@ -1,12 +1,12 @@
 """What all drivers share: outcomes, checkpoints, memory estimates, the step loop, the interface.
 
-A driver runs the plans of one kind, in two ways with equal bits: fast, and message by message (the
-step driver). Each kind of plan names its driver (``plan.driver``), and each driver is in one file:
-`server`, `peers`, `phases`, `experts` and `policies`.
+A driver runs plans of one kind in two ways: fast, and message by message (the step driver). Both
+ways give the same results, bit for bit. Each kind of plan names its driver (``plan.driver``). Each
+driver is in its own file: `server`, `peers`, `phases`, `experts` and `policies`.
 
-Memory is estimated from the shapes that a driver allocates, as a list of `Term` values. Only memory
-that is written to counts: zero pages that nobody touches take none, and the system can reclaim the
-pages of a mapped file.
+Memory is estimated from the shapes of the arrays that a driver allocates, as a list of `Term`
+values. Only memory that is written to counts: zero pages that nothing touches take no memory, and
+the operating system can reclaim the pages of a mapped file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from fastfed._validate import InputError
 from fastfed.protocols.plan import Plan
 from fastfed.simulation.snapshots import Snapshot
 
-#: Called with the number of rounds run since the last call. It may raise an exception to stop.
+#: Called with the number of rounds run since the last call. It may raise an exception to end the
+#: run.
 Progress = Callable[[int], None]
 
 # ---- The result of a run -------------------------------------------------------------------------
@@ -48,7 +49,7 @@ class Outcome:
 def linear_events(indefinite: int, clipped_features: int, clipped_rewards: int) -> dict[str, int]:
     """Return the event counts of a bandit's Outcome, by name.
 
-    ``indefinite`` counts the noisy matrices V that needed a shift to be positive definite.
+    ``indefinite`` is the number of noisy matrices V that needed a shift to be positive definite.
     """
     return {
         "indefinite": indefinite,
@@ -77,14 +78,15 @@ SPACINGS = (EVEN, LOG)
 def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarray:
     """Return at most ``count`` rounds at which results are recorded, ascending, (C,) int64.
 
-    They include the last round. They are spaced evenly, or geometrically from round 1 with
-    ``spacing`` "log". Geometric rounds that are equal after rounding are returned once.
+    The rounds include the last round of the horizon. With ``spacing`` "even" the rounds are spaced
+    evenly, with "log" geometrically from round 1. If geometric rounds are equal after rounding,
+    they are returned once.
     """
     count = min(count, horizon)
     if spacing == LOG:
         powers = np.arange(count, dtype=np.float64) / max(1, count - 1)
         return np.unique(np.rint(float(horizon) ** powers).astype(np.int64))
-    # Ceilings in integer arithmetic: in floating point one could exceed the horizon.
+    # Ceilings in integer arithmetic: in floating point a ceiling could exceed the horizon.
     return -(-np.arange(1, count + 1, dtype=np.int64) * horizon // count)
 
 
@@ -93,7 +95,7 @@ def checkpoint_rounds(horizon: int, count: int, spacing: str = EVEN) -> np.ndarr
 #: Bytes of a Python object with a few fields, and of a number in a list.
 OBJECT, NUMBER = 200, 40
 
-#: Bytes per release that a plan's arrays take while the plan is built.
+#: Bytes for each release that a plan's arrays take while the plan is built.
 BYTES_PER_RELEASE = 80
 
 
@@ -104,10 +106,10 @@ class Term:
     name: str
     bytes: int
     of: str = ""  # what the bytes consist of, such as "1 000 silos x d = 57"
-    less: str = ""  # what to reduce to need less, such as "silos"
+    less: str = ""  # what to reduce so that less memory is needed, such as "silos"
 
     def times(self, factor: float, of: str = "") -> Term:
-        """Return ``factor`` times this term; ``of`` is appended to its description."""
+        """Return this term times ``factor``; the text ``of`` is appended to its description."""
         if factor == 1:
             return self
         return Term(self.name, int(self.bytes * factor), f"{self.of}{of}", self.less)
@@ -119,9 +121,9 @@ def bytes_of(terms: Iterable[Term]) -> int:
 
 
 def merged_terms(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """Add up terms of equal name, and sort the sums by size, the largest first.
+    """Return the sums of terms with equal names, sorted by size, the largest first.
 
-    Each sum has the description of the largest term that it contains.
+    Each sum has the description of its largest term.
     """
     by_name: dict[str, list[Term]] = {}
     for term in terms:
@@ -134,12 +136,12 @@ def merged_terms(terms: Iterable[Term]) -> tuple[Term, ...]:
 
 
 def spaced(number: int) -> str:
-    """Format an integer with spaces between groups of digits: 10 000 for 10000."""
+    """Return an integer as text with spaces between groups of digits: 10 000 for 10000."""
     return f"{number:,}".replace(",", " ")
 
 
 def memory_sentence(terms: Iterable[Term]) -> str:
-    """Return a sentence that states how much memory a run needs, and its largest terms."""
+    """Return a sentence that states how much memory a run needs, and for what the most."""
     sums = merged_terms(terms)
     needed_bytes = bytes_of(sums)
     parts = [
@@ -151,7 +153,7 @@ def memory_sentence(terms: Iterable[Term]) -> str:
 
 
 def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -> None:
-    """Raise InputError if the arrays per checkpoint and per release would not fit into memory.
+    """Raise InputError if the arrays by checkpoint and by release would not fit into memory.
 
     ``batches`` are the batch sizes of all curves with a fixed batch size.
     """
@@ -169,9 +171,9 @@ def check_array_memory(horizon: int, checkpoints: int, batches: Iterable[int]) -
 
 
 def batches_that_fit(terms: list[Term], requested: int) -> int:
-    """Return how many batches of runs with these terms fit into memory, at most ``requested``.
+    """Return how many batches of runs fit into memory together, at most ``requested``.
 
-    Raises InputError if not even one fits.
+    ``terms`` are the memory terms of one batch. Raises InputError if not even one batch fits.
     """
     available_bytes, needed_bytes = available(), bytes_of(terms)
     if available_bytes is None or requested * needed_bytes <= available_bytes:
@@ -186,13 +188,13 @@ def batches_that_fit(terms: list[Term], requested: int) -> int:
 def silo_term(name: str, size: int, plan: Plan, less: str = "silos") -> Term:
     """Return a memory term of ``size`` bytes, described by the number of silos and d.
 
-    ``less`` names what to reduce to need less memory.
+    ``less`` says what to reduce so that less memory is needed.
     """
     return Term(name, size, f"{spaced(plan.silos)} silos x d = {plan.dimension}", less)
 
 
 def outcome_term(checkpoints: int, size: int) -> Term:
-    """Return the memory term of one Outcome and of the lists that its arrays are built from.
+    """Return the memory term of one Outcome, with the lists from which its arrays are built.
 
     ``checkpoints`` is the number of checkpoints, and ``size`` the length of ``Outcome.total``.
     """
@@ -232,8 +234,8 @@ def run_rounds(
     progress : callable or None
         ``progress(1)`` is called after each round.
     serves : ndarray, shape (M, T), optional
-        0 where a silo has no user in a round; its player's ``idle()`` is then called. The default
-        is a user in every round.
+        0 where a silo has no user in a round; then ``idle()`` of its player is called. Default:
+        each silo has a user in every round.
     """
     for round in range(1, rounds + 1):
         for i, player in enumerate(players):
@@ -267,13 +269,13 @@ class Record:
         self._regret[silo] += means.max() - means[action]
 
     def close(self, round: int, releases: int) -> None:
-        """End a round, after which there were ``releases`` releases in all."""
+        """End a round; ``releases`` is the number of releases up to its end."""
         at_checkpoint = self.checkpoints == round
         self._curves[:, at_checkpoint] = self._regret[:, None]
         self.releases[at_checkpoint] = releases
 
     def group_regret(self) -> np.ndarray:
-        """Return the regret (C,) summed over silos.
+        """Return the regret (C,) at each checkpoint, summed over silos.
 
         Silos are added in the order of their indices, so that rounding is reproducible.
         """
@@ -298,7 +300,7 @@ class Driver:
         actions and rewards, if the plan has them.
     run_steps : callable
         ``run_steps(environment, plan, checkpoints, *, last, progress)`` runs the same rounds with
-        the classes of a deployment, message by message. The outcome has the same bits.
+        the classes of a deployment, message by message. The outcome is the same, bit for bit.
     memory : callable
         ``memory(plan, checkpoints, *, steps, record)`` returns the memory terms of one curve in one
         replicate: its state and its outcome. ``steps`` selects the step driver.
@@ -306,10 +308,11 @@ class Driver:
         Like ``run_one``, with a sequence of plans instead of one plan. The plans share contexts,
         which are made once.
     together : callable, optional
-        ``together(plan)`` returns whether a plan can be run together with others. Default: never.
+        ``together(plan)`` returns True if the plan can be run together with others. Default: always
+        False.
     snapshots : bool
         True if ``run_one`` and ``run_together`` accept ``snapshot``, a `snapshots.Snapshot` from
-        which they resume and into which they write.
+        which they resume a run and into which they write its state.
     """
 
     run_one: Callable[..., Outcome]

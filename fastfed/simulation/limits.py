@@ -1,8 +1,8 @@
 """Lower bounds on the time of an agent-round: its least work, and the peak rates of one core.
 
-The work is counted from the problem's sizes: the operations and memory reads of any program that
-chooses the same actions by the same method. Peak rates are measured by `benches/peaks.py` in the
-run that uses them, because clock rates differ between machines and change over time.
+The least work is computed from the problem's sizes: any program that chooses the same actions by
+the same method needs these operations and memory reads. `benches/peaks.py` measures the peak rates
+in the run that uses them, because clock rates differ between machines and change over time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: Kinds of arithmetic. "roots" are square roots in float32, and "normals" standard normals of
+#: Kinds of arithmetic. "roots" are square roots in float32, "normals" are standard normals from
 #: fastfed's generator.
 ARITHMETIC = ("int16", "float32", "float64", "roots", "normals")
 #: Levels of memory, nearest first.
@@ -19,26 +19,26 @@ MEMORY = ("L1", "L2", "L3", "DRAM")
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peak rates of one core per second: operations by kind, bytes read by level of memory."""
+    """Peak rates of one core, per second: operations of each kind, bytes read from each level."""
 
     rates: Mapping[str, float]
     #: Sizes of L1, L2 and L3 in bytes.
     sizes: Mapping[str, int]
 
     def level(self, footprint: float) -> str:
-        """Return the nearest level of memory that holds ``footprint`` bytes."""
+        """Return the nearest level of memory that has room for ``footprint`` bytes."""
         return next((name for name in MEMORY[:-1] if footprint <= self.sizes[name]), MEMORY[-1])
 
 
 def best_of(*measured: Peaks) -> Peaks:
-    """Return peak rates that are the highest of several measurements."""
+    """Return the highest peak rates of several measurements."""
     rates = {name: max(peaks.rates[name] for peaks in measured) for name in measured[0].rates}
     return Peaks(rates, measured[0].sizes)
 
 
 @dataclass(frozen=True)
 class Work:
-    """The least work of an agent-round: operations by kind, and memory reads.
+    """The least work of an agent-round: operations of each kind, and memory reads.
 
     A multiplication and the addition after it count as two operations.
     """
@@ -48,8 +48,8 @@ class Work:
     float64: float = 0.0
     roots: float = 0.0
     normals: float = 0.0
-    #: Pairs (bytes read, footprint): the footprint is how many bytes are read between two reads of
-    #: the same byte, and so decides the level of memory.
+    #: Pairs (bytes read, footprint). The footprint is the number of bytes read between two reads of
+    #: the same byte; it determines the level of memory.
     reads: tuple[tuple[float, float], ...] = field(default=())
 
     @property
@@ -65,18 +65,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time of some work in microseconds, and the kind or level that takes most of it."""
+    """The least time of some work in microseconds, and the kind or level that takes the most."""
 
     microseconds: float
     by: str
 
 
 def bound(work: Work, peaks: Peaks) -> Bound:
-    """Compute the least time of some work at these peak rates.
+    """Return the least time of some work at these peak rates.
 
     All kinds of arithmetic share the same execution units, so their times add up. The times of
-    memory reads add up too. Arithmetic and reads can overlap, so the bound is the longer of the two
-    sums. Kinds of arithmetic without a measured rate count as operations in float32.
+    memory reads add up too. Arithmetic and reads can overlap, so the bound is the larger of the two
+    sums. A kind of arithmetic without a measured rate counts as operations in float32.
     """
     operations = {name: getattr(work, name) for name in ARITHMETIC}
     for name in operations.keys() - peaks.rates.keys():

@@ -1,8 +1,8 @@
 """Train systems on a log, and estimate the value of the policies that they learn.
 
-Systems are trained message by message on the logged actions of the log's earlier rows: each silo
-is offered the logged action only, and observes its reward. The learned policy chooses by the
-estimate <x, theta_hat>. Its value is the expected reward per round, estimated from the later rows.
+Systems are trained message by message on the log's earlier rows: each silo is offered only the
+logged action, and observes its reward. The learned policy chooses by the estimate <x, theta_hat>.
+The value of a policy is its expected reward per round, estimated from the log's later rows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class LogValue(msgspec.Struct, frozen=True):
     label : str
         The curve that learned the policy, or the name of a baseline.
     value : PolicyValue or None
-        Estimate by inverse propensity weighting: unbiased if propensities are right and the logging
-        policy can take every action. With several replicates, it is the value of the policy that
-        first draws one of their policies at random. None if the policy takes no logged action.
+        Estimate by inverse propensity weighting, which is unbiased if propensities are right and
+        the logging policy can take every action. With several replicates, it is the value of the
+        policy that first draws one of the replicates' policies at random. None if the policy takes
+        no logged action.
     normalised : PolicyValue or None
         The self-normalised estimate.
     noise_std : float or None
@@ -65,10 +66,12 @@ class LogValues(msgspec.Struct, frozen=True):
     name : str
         Name of the experiment.
     trained, evaluated : int
-        Numbers of rows of all silos that were used for training, and for the estimates.
+        Number of rows of all silos used for training, and number used for the estimates.
     silos, actions, replicates : int
-        M; the largest number of actions of a round; number of trainings of each curve.
+        M, the number of silos; the largest number of actions in a round; the number of trainings of
+        each curve.
     rows : list of LogValue
+        One row for each policy.
     """
 
     name: str
@@ -94,7 +97,7 @@ class LogValues(msgspec.Struct, frozen=True):
 
 
 def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = None) -> LogValues:
-    """Train each curve of an experiment on a log, and estimate the value of what it learned.
+    """Train each curve of an experiment on a log, and return estimated values of the policies.
 
     Parameters
     ----------
@@ -106,12 +109,12 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     Raises
     ------
     InputError
-        If the environment is no log, or a curve has no server, or changes the log or its silos.
+        If the environment is not a log, or a curve has no server, or changes the log or its silos.
     """
     log = experiment.environment
     if not isinstance(log, Log):
         raise InputError(f'environment must be of kind "log", got "{log.kind}"')
-    # `parts` holds for each silo its rows for training, and its rows for evaluation.
+    # `parts` holds, for each silo, the rows for training and the rows for evaluation.
     rounds, parts = log.rounds(experiment.silos), log.parts(experiment.silos)
     for curve in experiment.curves:
         plan = curve.system.plan
@@ -149,7 +152,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
     for curve in experiment.curves:
         plan, policies = curve.system.plan, []
         previous_thetas: list[np.ndarray] = []
-        trainings_equal = False  # without noise all trainings are equal, so two are enough
+        trainings_equal = False  # without noise all trainings are equal, so two suffice
         for replicate in experiment.replicate_numbers:
             noise = SeededNoise(experiment.seed, replicate)
             if replicate < 2 or not trainings_equal:
@@ -168,7 +171,8 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
                     ]
                 )
             )
-        # A policy draws uniformly from its `log.top` best actions, or from all if there are fewer.
+        # A policy draws uniformly from its `log.top` best actions, or from all actions if there are
+        # fewer.
         largest_weight = 1.0 / min(log.top, int(counts.min()))
         rows.append(
             row_of(
@@ -191,7 +195,7 @@ def evaluate(experiment: Experiment, progress: Callable[[int], None] | None = No
 
 
 class _Training:
-    """The training rows of a log as rounds, each with one action and its reward."""
+    """The training rows of a log, as rounds with one action each."""
 
     def __init__(self, log: Log, silos: int) -> None:
         self._rounds, self._rewards = log.rounds(silos), log.rounds(silos).rewards / log.scale
@@ -238,11 +242,12 @@ def _estimates(
     largest_reward: float | None,
     largest_weight: float,
 ) -> tuple[PolicyValue | None, PolicyValue | None]:
-    """Estimate the value of a policy by inverse propensities, and self-normalised.
+    """Return a policy's value as estimated by inverse propensities, and self-normalised.
 
     ``policy`` (n,) are the policy's probabilities of the logged actions, and ``propensities`` (n,)
-    the logging policy's. ``largest_weight`` bounds the ratios of the two, and ``largest_reward``
-    the rewards (None: no bound). Return (None, None) if the policy never takes a logged action.
+    the logging policy's probabilities. ``largest_weight`` bounds the ratio of the two, and
+    ``largest_reward`` bounds the rewards (None: no bound). Return (None, None) if the policy never
+    takes a logged action.
     """
     if not policy.any():
         return None, None

@@ -1,10 +1,10 @@
 """The driver of federations without a server: message by message, or part by part in compiled code.
 
 The step driver sends every message along the graph, hop by hop. The compiled driver uses a property
-of dubey-pentland-2020, Algorithm 3: all messages about an estimator arrive before it is used again.
-So each estimator of each clique (a part) is a separate federation, whose reports arrive one use
-later. The driver runs the parts one by one, and computes how many messages the step driver would
-send. Tests compare both drivers.
+of dubey-pentland-2020, Algorithm 3: all messages about an estimator arrive before the estimator is
+used again. So each estimator of each clique (a part) is a separate federation, whose reports arrive
+by the estimator's next use. The compiled driver runs the parts one by one, and computes how many
+messages the step driver would send. Tests compare both drivers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all), and send every message along the graph."""
+    """Run rounds 1..last (default: all); send every message along the graph."""
     noise = SeededNoise(environment.seed, environment.replicate)
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
@@ -68,12 +68,12 @@ def run_steps(
             for message in peer.outbox():
                 network.broadcast(i, message)
                 part = plan.of_silo[i][message.estimator]
-                # Each member sends one report per synchronisation; count only the first member's.
+                # In a synchronisation each member sends one report; count only the first member's.
                 counts.synchronisations += not isinstance(message, Request) and i == part.clique[0]
         counts.note(round, network.bytes_sent)
         if progress is not None:
             progress(1)
-    # Deliver the messages that are still being forwarded. They are not used or counted.
+    # Deliver the messages that are still on their way. They are neither used nor counted.
     for _ in range(plan.gamma):
         for i, message in network.deliver():
             peers[i].receive(message)
@@ -85,7 +85,7 @@ def run_steps(
         bits_up=8.0 * counts.sent,
         bits_down=np.zeros(len(checkpoints)),
         events=linear_events(
-            # All members of a part compute the same V, so count the events of one member.
+            # All members of a part compute the same V, so count the events of the first member.
             sum(silos_by_peer[p.clique[0]][p.estimator].indefinite for p in plan.parts),
             sum(s.clipped_features for s in all_silos),
             sum(s.clipped_rewards for s in all_silos),
@@ -125,7 +125,7 @@ class _StepCounts:
         self.sent[at_checkpoint] = bytes_sent
 
     def group(self, plan: PeerPlan) -> np.ndarray:
-        """Return the group regret (C,), added up in the compiled driver's order."""
+        """Return the group regret (C,), summed in the compiled driver's order."""
         total = np.zeros(len(self.checkpoints))
         for part in plan.parts:
             for silo in part.clique:
@@ -135,7 +135,7 @@ class _StepCounts:
 
 @dataclass(frozen=True)
 class _PartSums:
-    """Sums over the parts that were run so far: arrays by name, which snapshots contain.
+    """Sums over the parts that have been run: arrays by name. Snapshots contain these arrays.
 
     A part is one estimator of one clique of silos, run as a separate federation.
     """
@@ -164,7 +164,7 @@ class _PartSums:
         """Add the results of part ``number`` from its final state (`compiled.state`)."""
         part, sums = plan.parts[number], self.arrays
         _, last_before = _part_checkpoints(plan, part, checkpoints)
-        # cumsum adds silo by silo, as the step driver does; sum could add in a different order.
+        # cumsum adds silo by silo, as the step driver does; sum may add in a different order.
         curves = np.vstack([sums["group"], _with_start(state["curve"])[:, last_before]])
         sums["group"][:] = curves.cumsum(axis=0)[-1]
         sums["counts"] += _with_start(state["synchronised"].cumsum())[last_before]
@@ -209,7 +209,7 @@ def _part_checkpoints(
 
 
 def _with_start(curves: np.ndarray) -> np.ndarray:
-    """Return curves with a 0 in front, the value at checkpoints before a part's first round."""
+    """Return curves with a 0 in front, which is the value before a part's first round."""
     return np.pad(curves, [(0, 0)] * (curves.ndim - 1) + [(1, 0)])
 
 
@@ -218,7 +218,7 @@ def _bytes_sent(
 ) -> np.ndarray:
     """Return the bytes of one part's messages over all edges up to each checkpoint, (C,).
 
-    ``state`` is the part's final state: it states in which of the part's rounds its silos
+    ``state`` is the part's final state. It contains in which of the part's rounds its silos
     synchronised, and in which rounds each silo requested a synchronisation.
     """
     rounds = plan.rounds(part.estimator)
@@ -240,16 +240,16 @@ def _bytes_sent(
 def _report_crossings(edges: np.ndarray, rounds: np.ndarray, checkpoints: np.ndarray) -> np.ndarray:
     """Return how many edges a clique's reports have crossed up to each checkpoint, (C,).
 
-    All silos of the clique send reports at the end of the rounds ``rounds``. ``edges``
-    (gamma + 1,) counts the edges that these reports have crossed after 0, 1, ... hops. The rounds
-    are at least gamma apart, so only the last reports can still be on their way.
+    At the end of each round in ``rounds``, all silos of the clique send reports. ``edges``
+    (gamma + 1,) is the number of edges that the reports of one round have crossed after 0, 1, ...
+    hops. The rounds are at least gamma apart, so only the last reports can still be on their way.
     """
     gamma = len(edges) - 1
     reports_sent = np.searchsorted(rounds, checkpoints, side="right")
     if not len(rounds):
         return np.zeros(len(checkpoints))
-    # `age` is the number of rounds since the last reports were sent. At the end of that round they
-    # have crossed their first edges. All earlier reports have arrived.
+    # `age` is the number of rounds since the last reports were sent. At age 0 these reports have
+    # crossed their first edges. All earlier reports have arrived.
     age = checkpoints - rounds[np.maximum(reports_sent - 1, 0)]
     crossed = (reports_sent - 1) * edges[gamma] + edges[np.clip(age + 1, 0, gamma)]
     return np.where(reports_sent > 0, crossed, 0).astype(np.float64)
@@ -288,8 +288,8 @@ def run(
 ) -> Outcome:
     """Run rounds 1..last (default: all) of every part by the compiled driver, part by part.
 
-    A part is one estimator of one clique of silos. The run resumes from the snapshot if there is
-    one.
+    A part is one estimator of one clique of silos. The run resumes from ``snapshot`` if it has a
+    file.
     """
     verify(plan)
     last_round = plan.horizon if last is None else last
@@ -326,8 +326,8 @@ def run(
         if progress is not None:
             progress(agent_rounds // plan.silos - (agent_rounds - rounds * silos) // plan.silos)
 
-    # The part that was being run when the snapshot was written, how many of its rounds were done,
-    # and its run with the restored state.
+    # `begin` is the part that was being run when the snapshot was written, `rounds_done` how many
+    # of its rounds were done, and `resumed` its run with the restored state.
     begin, rounds_done, resumed = 0, 0, None
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is not None and stored is not None and stored.stage < len(plan.parts):
@@ -342,7 +342,7 @@ def run(
     # Free the snapshot's arrays: all of them are copied by now.
     del stored
     for number, part in enumerate(plan.parts):
-        # `uses` is the number of rounds up to the last one that use the part's estimator.
+        # `uses` is the number of rounds, up to the last round, that use the part's estimator.
         silos, uses = len(part.clique), plan.uses(part.estimator, last_round)
         if number < begin:
             report_progress(silos, uses)
@@ -375,7 +375,7 @@ def memory(
     for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
         terms_of = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
         parts.append(terms_of(part.plan, checkpoints))
-        # The arrays of rounds with a synchronisation, and with a request of each silo.
+        # Two arrays: rounds with a synchronisation, and rounds with a request, for each silo.
         request_bytes.append(part.plan.horizon * (1 + len(part.clique)))
     hops = 8 * plan.silos * (plan.gamma + 1)
     totals = 8 * len(plan.parts) * plan.parts[0].plan.statistic_size

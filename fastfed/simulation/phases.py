@@ -47,7 +47,7 @@ def run_steps(
     model = np.zeros(plan.dimension)
 
     def end_round(_: int) -> int:
-        """Average the estimates at the end of a phase, and return the releases so far."""
+        """Average the estimates if a phase ends; return the number of releases so far."""
         nonlocal model
         if clients[0].due:
             average = averager.combine([client.estimate() for client in clients])
@@ -100,10 +100,10 @@ def run_phases(
     Parameters
     ----------
     state : dict
-        Fresh state of a curve with ``plan.local`` (`compiled.state`). The run fills in its regret
-        and counts.
+        Fresh state of a curve with ``plan.local`` (`compiled.state`). The run writes the regret and
+        the counts into this state.
     open_run : callable
-        ``open_run(state)`` returns a run of the compiled driver with this state.
+        ``open_run(state)`` returns a run of the compiled driver with the state.
     run_range : callable
         ``run_range(run, first, last, progress)`` runs rounds first..last.
 
@@ -140,7 +140,7 @@ def run_phases(
             break
         released += checkpoints >= first_round - 1
         if stage == GREEDY and first_round <= rounds_done:
-            averager.releases += 1  # this release precedes the snapshot
+            averager.releases += 1  # this release was made before the snapshot
         else:
             estimates = linalg.least_squares(state["batch"], plan.dimension)
             model = averager.combine(
@@ -156,11 +156,11 @@ def run_phases(
 def _reached(
     snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], last: int
 ) -> tuple[int, int, np.ndarray | None]:
-    """Restore the state of the stage in which a snapshot was written.
+    """Set the state of one stage to that of the snapshot, and return how far the snapshot is.
 
-    ``initial`` and ``greedy`` are the fresh states of the two stages. Return the stage, the number
-    of completed rounds and the numbers for `Run.resume`. Without a usable snapshot return
-    (INITIAL, 0, None), and change nothing.
+    ``initial`` and ``greedy`` are the fresh states of the two stages. The result is the stage, the
+    number of completed rounds and the numbers for `Run.resume`. Without a usable snapshot it is
+    (INITIAL, 0, None), and the states are unchanged.
     """
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is None or stored is None:
@@ -171,9 +171,10 @@ def _reached(
 
 
 def greedy_state(plan: PhasePlan) -> dict[str, Any]:
-    """Return the fields of a curve's state that differ after the first release.
+    """Return the fields of a curve's state that change at the first release.
 
-    From then on silos choose greedily by the server's model, without an exploration bonus.
+    After the first release silos choose greedily by the server's model, without an exploration
+    bonus.
     """
     d, radius = plan.dimension, plan.local.radius
     return {
@@ -201,7 +202,7 @@ def run(
 ) -> Outcome:
     """Run rounds 1..last (default: all) by the compiled driver, phase by phase.
 
-    The run resumes from the snapshot if there is one.
+    The run resumes from ``snapshot`` if it has a file.
     """
     check_phase_plan(plan)
     state = compiled.state(plan.local, len(checkpoints), record)
@@ -226,7 +227,7 @@ def memory(
     plan: PhasePlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
     """Return the memory terms of one curve: the state of its clients, and their estimates."""
-    # Estimates as objects and in rotated coordinates, and the noise drawn for them.
+    # The estimates as objects and in rotated coordinates, and the noise that is drawn for them.
     padded = padded_dimension(plan.dimension)
     bytes_per_silo = 8 * (2 * plan.dimension + 4 * padded) + 2 * OBJECT
     *terms, outcome = server.memory(plan.local, checkpoints, steps=steps, record=record)

@@ -40,10 +40,10 @@ OFFERED = ("dimension", "horizon", "silos", "silo", "seed")
 
 @runtime_checkable
 class Policy(Protocol):
-    """Interface of plain policies. They need not inherit from this class."""
+    """Interface of plain policies. A policy need not inherit from this class."""
 
     def select(self, actions: np.ndarray, /) -> int:
-        """Choose an action.
+        """Return the index of the action that the policy chooses.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class Policy(Protocol):
         ...
 
     def observe(self, reward: float, /) -> object:
-        """Receive the reward of the action that was selected last.
+        """Receive the reward of the last selected action.
 
         Parameters
         ----------
@@ -83,8 +83,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared : bool, default False
         If true, all silos share one object and act one after the other in each round.
     source : str, optional
-        Digest of the class's source code, part of the experiment's identity. It is computed if it
-        is missing; a spec that contains it runs with this source only.
+        Digest of the class's source code, part of the experiment's identity. If it is missing, it
+        is computed. A spec that contains it runs only with the source that has this digest.
     """
 
     policy: Any = None
@@ -110,7 +110,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, kw_only=True):
 def name_of(policy: Any) -> str:
     """Return the name "module:name" of a policy class or function, or the text itself.
 
-    Raise InputError if the class or function cannot be imported by that name.
+    Raises InputError if the class or function cannot be imported by that name.
     """
     if isinstance(policy, str):
         return policy
@@ -130,7 +130,7 @@ def name_of(policy: Any) -> str:
 
 
 def policy_class(name: str) -> Callable[..., Any]:
-    """Import the class or function "module:name"."""
+    """Return the class or function "module:name", imported."""
     try:
         imported = import_function(name)
     except InputError as error:
@@ -171,10 +171,11 @@ class PolicyPlan:
     driver: ClassVar[str] = "policies"
 
     def make(self, silo: int, seed: int, replicate: int) -> Policy:
-        """Create the policy of one silo, before the first round.
+        """Return a new policy for one silo, before the first round.
 
-        Its class receives the plan's ``parameters``. It also receives the sizes of the problem, the
-        index of the silo and a seed, each only if it has a parameter of that name (see `OFFERED`).
+        The policy's class receives the plan's ``parameters``. It also receives the sizes of the
+        problem, the index of the silo and a seed, each only if the class has a parameter of that
+        name (see `OFFERED`).
         """
         policy_type = policy_class(self.policy)
         # 63 random bits, so that the seed fits into a signed 64-bit integer.
@@ -184,7 +185,7 @@ class PolicyPlan:
         )
         try:
             signature = inspect.signature(policy_type).parameters
-        except (TypeError, ValueError):  # a compiled class may have none
+        except (TypeError, ValueError):  # a compiled class may have no signature
             signature = {}  # type: ignore[assignment]
         arguments = {
             name: value for name, value in available_arguments.items() if name in signature
@@ -211,7 +212,7 @@ def _lacking(policy: object) -> str:
 
 
 def build(config: PolicyConfig, problem: ProblemSpec) -> System:
-    """Make the plan and certificate of a plain policy; create one object to check that it works."""
+    """Return the system of a plain policy; create one policy object, to check that this works."""
     plan = PolicyPlan(
         silos=problem.silos,
         horizon=problem.horizon,
@@ -251,7 +252,7 @@ class _CheckedPolicy:
     policy: Policy
 
     def select(self, actions: np.ndarray) -> int:
-        """Let the policy choose, and check that its choice is the index of an action."""
+        """Return the policy's choice; raise InputError if it is not the index of an action."""
         index = self.policy.select(np.array(actions, np.float64))
         is_integer = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
         if not is_integer or not 0 <= index < len(actions):
@@ -312,7 +313,7 @@ def run(
 def memory(
     plan: PolicyPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Return the memory terms of one curve; the memory of the policies' state is not known."""
+    """Return the memory terms of one curve, without the policies' state, whose size is unknown."""
     sizes = f"{spaced(plan.silos)} silos x {spaced(plan.horizon)} rounds"
     return [
         Term(

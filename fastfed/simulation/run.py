@@ -58,7 +58,7 @@ UNCOVERED = (
 
 
 def about_records(problem: Problem) -> list[str]:
-    """Return the caveats about results from real records; none if records are simulated."""
+    """Return the caveats about results from real records; an empty list for simulated records."""
     facts = problem.facts
     if not facts.real_records:
         return []
@@ -67,7 +67,7 @@ def about_records(problem: Problem) -> list[str]:
 
 
 def curve_rows(experiment: Experiment) -> list[CurveRow]:
-    """Return a row for the store about each curve: its label, facts and certificate."""
+    """Return the store's row for each curve: its label, facts and certificate."""
     rows = []
     rounds = experiment.checkpoints
     random_regrets = {
@@ -107,8 +107,8 @@ def curve_rows(experiment: Experiment) -> list[CurveRow]:
 def layout_for(experiment: Experiment, folder: str | Path, resources: Resources) -> Layout:
     """Return the layout of the replicates that a folder lacks: batches of runs that fit memory.
 
-    Nothing is written. Raises InputError if the folder holds a different experiment, or not even
-    one curve at a time fits into memory.
+    The function writes nothing. Raises InputError if the folder holds a different experiment, or if
+    not even one curve at a time fits into memory.
     """
     stored_replicates = Store.done_in(Path(folder), experiment.identity())
     finished = sum(number in experiment.replicate_numbers for _, number in stored_replicates)
@@ -126,7 +126,8 @@ def run(
 ) -> Results:
     """Run the missing replicates of an experiment into an output folder, and return its results.
 
-    `fastfed.run` documents the arguments. ``layout`` is the value of `layout_for`, if it is known.
+    The arguments are documented in `fastfed.run`. ``layout`` is the result of `layout_for`, if the
+    caller has it.
     """
     layout = layout or layout_for(experiment, folder, resources)
     meta: dict[str, Any] = {
@@ -149,7 +150,7 @@ def run(
         if on_start is not None:
             on_start(batches, engine.threads)
         for finished in engine.play(experiment, batches, progress, snapshots):
-            # Curves of a batch are run together: each counts an equal share of the batch's time and
+            # The curves of a batch run together. Each gets an equal share of the batch's time and
             # agent-rounds.
             agent_rounds = experiment.agent_rounds(finished.work.positions) // len(
                 finished.outcomes
@@ -178,7 +179,7 @@ def _log_start(experiment: Experiment, batches: Sequence[RunBatch], threads: int
 
 
 def _log_end(experiment: Experiment, finished: Finished) -> None:
-    """Log the replicate, curves and seconds of a batch of runs that has ended."""
+    """Log the replicate, the curves and the seconds of a finished batch of runs."""
     LOG.info(
         "%s: replicate %d of %s, %.3g s",
         experiment.name,
@@ -205,9 +206,9 @@ def replicate_rows(batch: RunBatch, outcomes: Iterable[Outcome]) -> list[Replica
 
 
 def left_to_run(experiment: Experiment, folder: str | Path) -> list[RunBatch]:
-    """Return the batches of runs that `run` would still run into an output folder.
+    """Return the batches of runs that an output folder lacks, which `run` would run.
 
-    Nothing is written. Raises InputError if the folder holds a different experiment.
+    The function writes nothing. Raises InputError if the folder holds a different experiment.
     """
     return missing_batches(experiment, Store.done_in(Path(folder), experiment.identity()))
 
@@ -229,7 +230,7 @@ def load(folder: str | Path) -> Results:
     Raises
     ------
     InputError
-        If the folder holds no results, or they are damaged.
+        If the folder holds no results, or damaged results.
     """
     path = path_of(folder)
     if not os.path.isdir(path):
@@ -272,8 +273,8 @@ def simulate(
     environment : Environment or dict
         One of `fastfed.environments`, or a spec's table such as {"kind": "sphere"}.
     algorithm : str, optional
-        Name of the algorithm. With ``keys`` it makes one curve, or one curve for each value of a
-        list-valued key.
+        Name of the algorithm. The algorithm and ``keys`` define one curve, or one curve for each
+        value of a key whose value is a list.
     horizon : int
         T, the number of rounds of each silo. It is required.
     silos : int, optional
@@ -281,7 +282,7 @@ def simulate(
     replicates : int
         Number of independent runs of each curve.
     seed : int
-        Seed of all randomness. Results depend on it, but not on ``threads`` or ``driver``.
+        Seed of all randomness. Results depend on the seed, but not on ``threads`` or ``driver``.
     checkpoints : int
         Largest number of rounds at which regret is recorded.
     checkpoint_spacing : {"even", "log"}
@@ -291,7 +292,8 @@ def simulate(
     threads : int, optional
         Number of threads. Default: all processors.
     driver : {"compiled", "step"}
-        "step" sends every message between the classes of a deployment; it is slow and readable.
+        "step" runs the classes of a deployment, which send every message. It is slow, but its code
+        is readable.
     memory_limit : int or str, optional
         Memory that the call may use, in bytes or as a text such as "40GB". Default: the available
         memory.
@@ -310,8 +312,8 @@ def simulate(
     Raises
     ------
     InputError
-        If a key or value is wrong, or the runs do not fit into memory. It is raised before anything
-        runs.
+        If a key or value is wrong, or the runs do not fit into memory. The error is raised before
+        anything runs.
 
     Examples
     --------
@@ -320,7 +322,7 @@ def simulate(
     >>> r.curves[0].certificate["status"]
     'none'
     """
-    # Check the most likely mistakes first, with a remedy in the message.
+    # Check the most likely mistakes first; their messages say how to correct them.
     if isinstance(environment, dict):
         environment = environment_from_spec(environment)
     if isinstance(environment, type):
@@ -375,7 +377,7 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
     """Raise InputError for an unknown key that resembles an argument of `simulate`."""
     arguments = list(inspect.signature(simulate).parameters)[2:-1]
     config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
-    # A curve may also change numbers of the environment.
+    # The keys of a curve may also change numbers of the environment.
     known_keys = ["label", *config, *getattr(environment, "__dataclass_fields__", ())]
     for key in keys:
         if key not in known_keys and key in ("folder", "output", "out", "output_folder"):
@@ -389,7 +391,7 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
 
 
 def _remedy(environment: object) -> str:
-    """Return advice for a value that a user passed as environment, or an empty text."""
+    """Return advice about a wrong value that a user passed as environment, or an empty text."""
     if isinstance(environment, (str, os.PathLike)):
         kind = str(environment)
         if kind in ENVIRONMENTS:
@@ -433,7 +435,7 @@ def _simulated(
 def collect(experiment: Experiment, outcomes: dict[tuple[int, int], Outcome]) -> Results:
     """Return the Results of an experiment.
 
-    ``outcomes`` maps (curve position, replicate) to the outcome of this run.
+    ``outcomes`` holds the outcome of each run, by (position of the curve, number of the replicate).
     """
     replicates = tuple(experiment.replicate_numbers)
     curves, identity = [], experiment.identity()

@@ -1,7 +1,8 @@
 """The driver of federations with a server.
 
-The step driver is the readable reference: parties exchange messages, one silo and round at a time.
-The compiled driver (`compiled`) runs many rounds without Python, with the same bits.
+The step driver is the readable reference: it runs one silo and one round at a time, and the parties
+exchange messages. The compiled driver (`compiled`) runs many rounds without Python, and gives the
+same results bit for bit.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Users:
         self._messages: list[Report | Bits] = []
 
     def select(self, actions: np.ndarray) -> int:
-        """Let the agent choose an action for the user of this round."""
+        """Return the action that the agent chooses for the user of this round."""
         action = self.agent.select(actions)
         self._features = actions[action]
         return action
@@ -87,7 +88,7 @@ class DelayedSilo(Silo):
         self._late: dict[int, list[tuple[np.ndarray, float]]] = {}
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Draw when the data point of this round arrives, and learn those that arrive now."""
+        """Draw when this round's data point arrives, and learn the data points that arrive now."""
         round = self.round + 1
         delay = self._delay_of_bits(self._draw_bits(self.index, round))
         if delay is not None:
@@ -99,8 +100,8 @@ class DelayedSilo(Silo):
 class ClockedSilo(Silo):
     """A silo that exchanges messages at its own times (`ClockedPlan`).
 
-    A tick is a round of the common clock, in which the silo may have no user. A silo receives only
-    the releases of exchanges in which it takes part.
+    A tick is a round of the common clock. In a tick the silo may have no user. A silo receives only
+    the releases of exchanges in which the silo takes part.
     """
 
     def __init__(
@@ -118,19 +119,19 @@ class ClockedSilo(Silo):
     def _required(self) -> int:
         """Return the number of the release that the silo must have received before the next tick.
 
-        It is the release at the silo's last exchange; 0 before the first exchange.
+        This is the release of the silo's last exchange, or 0 before its first exchange.
         """
         count = bisect_right(self._ticks, self.round)
         return self._views[count - 1] if count else 0
 
     @property
     def _reports(self) -> int:
-        """Number of the release that contains the silo's last report; 0 without a report."""
+        """Number of the release that contains the silo's last report, or 0 before its first."""
         count = self._randomizer.release
         return self._views[count - 1] if count else 0
 
     def idle(self) -> None:
-        """End a tick in which the silo serves no user."""
+        """End a tick in which the silo has no user."""
         self.round += 1
 
 
@@ -147,7 +148,7 @@ class Federation:
     Attributes
     ----------
     players : sequence
-        The objects that choose actions, one for each silo: the silos, or the users of an agent.
+        The objects that choose actions: the silos, or one object for all users of an agent.
     total : ndarray
         Values of the last broadcast, (s,).
     indefinite : int
@@ -176,7 +177,7 @@ class Federation:
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send all due messages to the server, and the server's broadcast to their senders.
+        """Send all due messages to the server, and the server's broadcast back to the senders.
 
         All silos are due together, unless they have their own clocks.
 
@@ -186,7 +187,7 @@ class Federation:
             The messages that the server received.
         """
         if self.plan.trigger is not None:
-            # One silo's trigger has fired, and requests the reports of all silos.
+            # The trigger of one silo has fired; it requests reports from all silos.
             for silo in self.silos:
                 silo.ask()
         silos = [silo for silo in self.silos if silo.due]
@@ -210,14 +211,14 @@ class Federation:
 def run_steps(
     environment: environments.Environment, plans: Sequence[Plan], checkpoints: np.ndarray
 ) -> list[Outcome]:
-    """Run all rounds of all plans by the step driver; outcomes contain actions and rewards."""
+    """Return the outcomes of all plans from the step driver, with actions and rewards."""
     return [run_one(environment, plan, checkpoints) for plan in plans]
 
 
 def simulated_masks(plan: Plan, silo: int, noise: SeededNoise) -> dict[int, bytes] | None:
     """Return the keys of the masks that hide a silo's messages, by the index of the other silo.
 
-    They are computed from the seed of ``noise``. Return None for plans without masks.
+    The keys are computed from the seed of ``noise``. For plans without masks, return None.
     """
     if not masked(plan, noise):
         return None
@@ -267,8 +268,8 @@ def run_one(
 
 # ---- Memory of the step driver -------------------------------------------------------------------
 
-#: Memory of a silo in the step driver: bytes of its objects, number of its arrays that have the
-#: size of a statistic, and number of further such arrays for each tree level.
+#: Memory of a silo in the step driver: the bytes of its objects, the number of its arrays of the
+#: size of a statistic, and the number of further such arrays for each tree level.
 SILO, SILO_STATISTICS, LEVEL_STATISTICS = 3500, 5, 2
 
 
@@ -281,8 +282,8 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     levels = plan.levels + (plan.trigger.levels(plan.horizon) if plan.trigger else 0)
     bytes_per_silo = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
-        # Local rounds: a factor and a mean, or two of each with a sieve. A posterior also needs raw
-        # sums, the other silos' released sums and the sums that the silo has sent.
+        # Local rounds need a factor and a mean, or two of each with a sieve. A posterior also needs
+        # the raw sums, the other silos' released sums, and the sums that the silo has sent.
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
@@ -317,10 +318,10 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
 
 
 def together(plan: Plan) -> bool:
-    """Return whether the compiled driver can run the plan together with others.
+    """Return True if the compiled driver can run the plan together with others.
 
-    A plan with a trigger must run separately, because the driver then rewinds and repeats rounds.
-    A plan in which each user's message is sent individually runs in the step driver only.
+    A plan with a trigger must run alone, because the driver then goes back and repeats rounds. A
+    plan in which each user's message is sent individually runs in the step driver only.
     """
     return plan.trigger is None and not plan.individual
 

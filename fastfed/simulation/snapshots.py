@@ -1,11 +1,11 @@
 """Snapshots of long batches of runs, from which an interrupted run resumes.
 
 A snapshot contains everything that later rounds depend on. Between two calls of the compiled driver
-these are the arrays of its curves and a few numbers. Between two exchanges of experts they are the
-states of server, clients and regret. So a resumed run has the same bits as an uninterrupted one. A
-snapshot is a file in the output folder. It is written at intervals, atomically, and deleted once
-the results of its batch of runs are committed. A snapshot that is damaged, or from a different
-experiment or version, is ignored, and its batch starts again.
+this is the arrays of its curves and a few numbers. Between two exchanges of experts it is the
+states of the server, the clients and the regret. So a resumed run gives the same results, bit for
+bit, as an uninterrupted run. A snapshot is a file in the output folder. The file is written at
+intervals, atomically, and deleted once the results of its batch of runs are committed. A snapshot
+that is damaged, or from a different experiment or version, is ignored; its batch then starts again.
 
 A snapshot contains the data of the simulated silos, including raw sums of real records, so only its
 owner may read the file.
@@ -35,14 +35,14 @@ FOLDER = ".snapshots"
 #: Format of the arrays. Increase it if an array changes its meaning within one version of fastfed.
 FORMAT = 5
 
-#: Least time between two snapshots: in seconds, and in multiples of the time to write one.
+#: Least time between two snapshots: in seconds, and in multiples of the time to write a snapshot.
 SNAPSHOT_SECONDS = 20.0
 TIMES_OF_WRITING = 20.0
 
 #: Suffix of a snapshot that is being written.
 DRAFT = ".new"
 
-#: Prefix of the files with which workers of a cluster check that they see the folder.
+#: Prefix of the files by which workers of a cluster check that they have access to the folder.
 MARK = "seen-"
 
 #: Arrays that are caches; results do not depend on them, so snapshots leave them out.
@@ -52,7 +52,7 @@ _writers: set[int] = set()
 
 
 def writers() -> set[int]:
-    """Return the threads that are writing a snapshot; the process must not exit before them."""
+    """Return the threads that are writing a snapshot; the process must not exit until they end."""
     return set(_writers)
 
 
@@ -103,28 +103,28 @@ class Snapshot:
     at: tuple[int, int] = (0, 0)  # stage and round of the snapshot in the file
 
     def due(self) -> bool:
-        """Return whether it is time to write a snapshot."""
+        """Return True if it is time to write a snapshot."""
         return time.monotonic() - self.begun >= self.wait
 
     def worth_writing_at_stop(self) -> bool:
-        """Return whether a run that is stopped now should write a snapshot first."""
+        """Return True if a run that is stopped now should first write a snapshot."""
         return time.monotonic() - self.begun >= self.wait / 10.0
 
     def write(
         self, round: int, numbers: np.ndarray, states: Sequence[dict[str, Any]], stage: int = 0
     ) -> None:
-        """Write the state of the compiled driver after a round, as `keep` does.
+        """Write a snapshot of the compiled driver's state after a round, as `keep` does.
 
-        ``numbers`` is the result of `Run.numbers`. ``states`` holds the state of each curve, from
-        `compiled.state`.
+        ``numbers`` is the result of `Run.numbers`. ``states`` holds the state of each curve, as
+        made by `compiled.state`.
         """
         self.keep(round, {"numbers": numbers, **arrays_of(states)}, stage)
 
     def keep(self, round: int, arrays: Mapping[str, np.ndarray], stage: int = 0) -> None:
         """Write a snapshot of these arrays, which hold the state of a run after a round.
 
-        ``stage`` is the number of the stage, for runs that have several. If the disk is full, no
-        snapshot is written, and no error is raised.
+        ``stage`` is the number of the stage, for runs with several stages. If the file cannot be
+        written, for example on a full disk, there is no new snapshot and no error.
         """
         if not round or (stage, round) == self.at:
             return  # no progress since the start or the last snapshot
@@ -141,21 +141,21 @@ class Snapshot:
             self.wait = max(SNAPSHOT_SECONDS, TIMES_OF_WRITING * (self.begun - start))
 
     def _put(self, arrays: dict[str, Any]) -> None:
-        """Write the arrays to the file of the snapshot; subclasses may write elsewhere."""
+        """Write the arrays to the snapshot's file; a subclass may write them elsewhere."""
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self.path, lambda file: np.savez(file, **arrays))
 
     def _open(self) -> Any:
-        """Return the path or open file from which `kept` loads the snapshot with `numpy.load`."""
+        """Return the path or open file from which `kept` reads the snapshot by `numpy.load`."""
         return self.path
 
     def kept(self) -> Kept | None:
-        """Read the snapshot. Return None if it is missing, damaged or of a different batch."""
+        """Return the snapshot's content, or None if it is missing, damaged or of another batch."""
         try:
             with np.load(self._open(), allow_pickle=False) as archive:
                 header = json.loads(archive["about"].tobytes())
                 arrays = {name: archive[name] for name in archive.files if name != "about"}
-            # The archive's checksums do not cover what NumPy skips after a damaged header.
+            # The archive's checksums do not cover bytes that NumPy skips if a header is damaged.
             if header.pop("digest") != _digest(header, arrays):
                 return None
             if header["of"] != self.of or header["round"] <= 0:
@@ -169,7 +169,7 @@ class Snapshot:
     def read(
         self, states: Sequence[dict[str, Any]], last: int, stage: int = 0, kept: Kept | None = None
     ) -> tuple[int, np.ndarray] | None:
-        """Restore fresh states to the round of the snapshot.
+        """Set fresh states to those of the snapshot, and return its round and numbers.
 
         Parameters
         ----------
@@ -178,15 +178,15 @@ class Snapshot:
         last : int
             The last round of this stage.
         stage : int
-            The stage of the run that the states belong to.
+            The stage of the run to which the states belong.
         kept : Kept, optional
-            The content of the snapshot, if it was already read.
+            The content of the snapshot, if the caller has already read it.
 
         Returns
         -------
         (int, ndarray) or None
-            The round, and the numbers for `Run.resume`. None if there is no snapshot that fits; the
-            states are unchanged then.
+            The round, and the numbers for `Run.resume`. None, with unchanged states, if there is no
+            snapshot that fits.
         """
         kept = kept or self.kept()
         if kept is None or kept.stage != stage or kept.round > last:
@@ -197,7 +197,7 @@ class Snapshot:
         return (kept.round, numbers) if kept.into(states) else None
 
     def drop(self) -> None:
-        """Delete the file, because the batch of runs is committed or the snapshot is useless."""
+        """Delete the file; called if the batch of runs is committed or the snapshot is useless."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
@@ -215,7 +215,7 @@ def _digest(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
 def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file atomically, readable by its owner only; raise OSError on failure.
 
-    The draft has a random name, because a worker that is believed dead may still be writing.
+    The draft has a random name, because a worker that seems to have ended may still be writing.
     """
     handle, draft = tempfile.mkstemp(prefix=f"{path.name}.", suffix=DRAFT, dir=path.parent)
     try:
@@ -239,7 +239,7 @@ def report_progress(
     """Call ``progress(rounds)``, and write a snapshot by ``keep_snapshot`` if one is due.
 
     ``rounds`` is the number of rounds since the last call. If ``progress`` raises an exception to
-    stop the run, a snapshot is written first, if it is worth its time.
+    stop the run, first a snapshot is written, if `Snapshot.worth_writing_at_stop`.
     """
     if snapshot is not None and snapshot.due():
         keep_snapshot(snapshot)
@@ -247,7 +247,7 @@ def report_progress(
         if progress is not None:
             progress(rounds)
     except BaseException:
-        # The run is stopped; a snapshot saves simulating these rounds again.
+        # The run is stopped. With a snapshot it need not simulate these rounds again.
         if snapshot is not None and snapshot.worth_writing_at_stop():
             keep_snapshot(snapshot)
         raise
@@ -272,9 +272,9 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
 def fields_of(objects: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
     """Return the attributes of objects that their classes list in ``KEPT``.
 
-    ``objects`` maps names to objects, and the result maps "name.attribute" to an array. Return None
-    if a class does not define ``KEPT`` itself: a subclass that only inherits it may have further
-    state.
+    ``objects`` maps names to objects; the result maps "name.attribute" to an array. Return None if
+    a class does not define ``KEPT`` itself, because a subclass that only inherits ``KEPT`` may have
+    further state.
     """
     arrays = {}
     for prefix, value in objects.items():
@@ -309,17 +309,17 @@ class Snapshots:
     def of(self, replicate: int, positions: Sequence[int]) -> Snapshot:
         """Return the snapshot of one batch of runs: the curves at ``positions`` of a replicate.
 
-        Its file need not exist.
+        The snapshot's file need not exist.
         """
         parts = [FORMAT, fastfed.__version__, self.digest, replicate, list(positions)]
         identity = json.dumps(parts)
-        # The file name has only the first curve and the number of curves. The identity inside the
-        # file has all curves.
+        # The file name contains only the first curve and the number of curves. The identity inside
+        # the file contains all curves.
         name = f"replicate-{replicate}-curves-{positions[0]}-{len(positions)}.npz"
         return Snapshot(self.folder / name, identity)
 
     def tidy(self) -> None:
-        """Delete temporary files of killed processes. No other run may be writing here."""
+        """Delete temporary files of killed processes. No other run may be using the folder."""
         for pattern in (f"*{DRAFT}", f"{MARK}*"):
             for path in self.folder.glob(pattern):
                 with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The registry of all systems, and checks of which environments they fit."""
+"""The registry of all systems, and checks that systems fit their environments and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from fastfed.simulation import policies
 
 
 def check_algorithm(name: str, entry: Any) -> _system.Algorithm:
-    """Check that the object of an entry point is an Algorithm for bandits or for experts."""
+    """Return the object of an entry point if it is an Algorithm, for bandits or for experts.
+
+    Raises InputError otherwise, or if the id of the Algorithm is not ``name``.
+    """
     if not isinstance(entry, bandits.Algorithm | experts.Algorithm):
         raise must_be("an Algorithm of fastfed.bandits or of fastfed.experts", entry)
     if entry.id != name:
@@ -33,7 +36,7 @@ def check_algorithm(name: str, entry: Any) -> _system.Algorithm:
     return entry
 
 
-#: Bandits, systems of experts, and plain policies.
+#: All systems by name: bandits, systems of experts, and plain policies.
 ALGORITHMS: Registry[_system.Algorithm] = Registry(
     "fastfed.algorithms",
     "algorithm",
@@ -58,14 +61,14 @@ def algorithm(name: object) -> _system.Algorithm:
 
 
 def of_experts(entry: _system.Algorithm) -> bool:
-    """Return whether a system predicts from experts; others are bandits."""
+    """Return True if a system predicts from experts; all other systems are bandits."""
     return isinstance(entry, experts.Algorithm)
 
 
 def problem_spec(
     facts: EnvironmentSpec | LossSpec, silos: int, horizon: int
 ) -> bandits.ProblemSpec | experts.ProblemSpec:
-    """Convert an environment's facts to the problem specification that systems need."""
+    """Return the problem specification that systems need, made from an environment's facts."""
     if isinstance(facts, LossSpec):
         return experts.ProblemSpec(
             silos=silos,
@@ -86,7 +89,8 @@ def problem_spec(
         silos=silos,
         horizon=horizon,
         dimension=facts.dimension,
-        # A variable in an interval is sub-Gaussian with half the length as scale (Hoeffding).
+        # A variable in an interval is sub-Gaussian; its scale is half the interval's length
+        # (Hoeffding).
         reward_scale=facts.reward.std if facts.reward.kind == "gaussian" else (high - low) / 2.0,
         noise_free=facts.reward.kind == "none",
         reward_range=facts.reward_range,
@@ -117,7 +121,7 @@ def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | Los
 
 
 def check_keys(entry: _system.Algorithm, keys: Iterable[str]) -> None:
-    """Raise InputError for a key that the system lacks, and name systems that have it."""
+    """Raise InputError for a key that the system lacks but other systems have; name the others."""
     for key in keys:
         if key in entry.config.__struct_fields__:
             continue
@@ -144,11 +148,11 @@ def make_system(
     losses: LossSpec | None = None,
     **keys: object,
 ) -> _system.System:
-    """Make the plan and the certificate of one system, for a deployment.
+    """Return the plan and the certificate of one system, for a deployment.
 
     The parties in `fastfed.parties` execute the plan: Silo and Server for bandits, ExpertClient and
     ExpertServer for experts. By default rewards and losses are clipped to [0, 1] and features to
-    norm 1, so the privacy guarantee needs no assumption about the data.
+    norm 1, so that the privacy guarantee needs no assumption about the values of the data.
 
     Parameters
     ----------
@@ -161,7 +165,7 @@ def make_system(
     dimension : int
         d, the number of features, or of experts.
     losses : LossSpec, optional
-        Properties of the experts' losses, if they are not vectors in [0, 1]; for example
+        Properties of the experts' losses, if the losses are not vectors in [0, 1]; for example
         LossSpec(dimension, linear=False, lipschitz=1.0, spread=2.0, smoothness=1.0).
     **keys
         Keys of the algorithm, as in a spec: epsilon, delta, batch_size, ...
@@ -169,8 +173,9 @@ def make_system(
     Returns
     -------
     System
-        It has the ``plan``, and the ``deployed_certificate`` to publish: deployments draw noise
-        from the operating system, simulations from a seed.
+        The system, with its ``plan`` and its ``deployed_certificate``. Publish this certificate:
+        ``certificate`` is about simulations, whose noise comes from a seed; in deployments the
+        noise comes from the operating system.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Accounting of binomial noise: exact privacy losses, a proven closed form, and a lower bound.
 
-The first sections are about noise bits of the shuffle model, each 1 with probability 1/4. The last
-section is about fair coins, the noise of secure sums: they hide as well as Gaussian noise of a
-slightly smaller standard deviation.
+The first sections are about the noise bits of a vector sum in the shuffle model, each 1 with
+probability 1/4. The last section is about fair coins, the noise of secure sums. A sum of fair coins
+hides data as well as Gaussian noise of a slightly smaller standard deviation.
 """
 
 from __future__ import annotations
@@ -27,18 +27,25 @@ from fastfed.privacy.accounting.gdp import gaussian_delta, gaussian_epsilon
 COIN_P = 0.25
 #: Up to this number of trials, all probabilities are tabulated; above, closed-form bounds are used.
 TABLE_TRIALS = 2**24
-# exp(-745) underflows: probabilities this far below the largest one count as zero.
+# exp(-745) underflows: probabilities smaller than the largest one by this factor count as zero.
 _LOG_SMALLEST = 745.0
-# Bound on the relative error of a step of the probit scale, with a wide margin. A step is a
-# difference of two values with about 13 correct digits, and is at least 6e-4.
+# Bound on the relative error of a step of the probit scale (see `Probits`), with a wide margin. A
+# step is a difference of two values with about 13 correct digits, and is at least 6e-4.
 _ROUNDING = 1e-7
 
 
 def masses(trials: int, p: float = COIN_P) -> tuple[int, np.ndarray, np.ndarray]:
-    """Tabulate the distribution of X ~ Bin(trials, p).
+    """Return a table of the distribution of X ~ Bin(trials, p).
 
     The table is built from the mode outwards by ratios of neighbouring probabilities, so that no
     factorial is computed. It is normalised by its sum. Probabilities that underflow are left out.
+
+    Parameters
+    ----------
+    trials : int
+        The number of coins, >= 0.
+    p : float, default 1/4
+        The probability that a coin is 1.
 
     Returns
     -------
@@ -81,12 +88,13 @@ def _one_sided_delta(trials: int, shift: int, epsilon: float, p: float) -> float
 
 
 def shifted_binomial_delta(trials: int, shift: int, epsilon: float, p: float = COIN_P) -> float:
-    """Compute delta at epsilon of binomial noise X that hides a shift: X against X + shift.
+    """Return the delta at epsilon with which binomial noise X hides a shift of its value.
 
-    X ~ Bin(trials, p), with trials >= 0 and 0 < p < 1. The shift is an integer of either sign, and
-    epsilon >= 0. The result is the larger hockey-stick divergence of the two directions. It
-    includes outputs that only one of X and X + shift can have. Up to 2^24 trials it is exact. For
-    more trials, p must be 1/4, and the result is the proven upper bound of `VectorSumAccount`.
+    An observer sees X or X + shift, where X ~ Bin(trials, p) with trials >= 0 and 0 < p < 1. The
+    shift is an integer of either sign, and epsilon >= 0. The result is the larger hockey-stick
+    divergence of the two directions. It includes outputs that only one of X and X + shift can have.
+    Up to 2^24 trials it is exact. For more trials, p must be 1/4, and the result is the proven
+    upper bound of `VectorSumAccount`.
     """
     trials = integer("trials", trials, at_least=0)
     shift = abs(integer("shift", shift))
@@ -110,18 +118,19 @@ def pld_delta(
     interval: float = 1e-4,
     upper: bool = True,
 ) -> float:
-    """Compute delta at epsilon of one concrete vector sum by a privacy loss distribution (PLD).
+    """Return delta at epsilon of one given change of a vector sum, by a privacy loss distribution.
 
-    Requires the package dp-accounting.
+    Requires the package dp-accounting. Every coordinate has noise Bin(trials, 1/4).
 
     Parameters
     ----------
     nodes : sequence of (int, sequence of int)
-        For each node: its trials, and the integer change of every coordinate.
+        For each node of the release: its number of noise bits (trials), and the integer change of
+        every coordinate.
     epsilon : float
         >= 0.
     interval : float
-        Privacy losses are rounded to multiples of this.
+        Privacy losses are rounded to multiples of this number.
     upper : bool
         True rounds losses up, for an upper bound on delta; False rounds down, for a lower bound.
 
@@ -159,12 +168,12 @@ def pld_delta(
 
 @dataclass(frozen=True)
 class Steps:
-    """Bounds on the probit scale of binomial noise inside a window; see step 4 of the proof below.
+    """Bounds on the probit scale of binomial noise X in a window of integers.
 
-    The probit scale is x(k) = Phi^-1(P(X <= k)). ``mean`` bounds the difference x(k) - x(k - 1) of
-    neighbouring integers. For real arguments, P is interpolated linearly: ``slope`` bounds the
-    slope of x, and ``bend`` its distance from the polygon through its values at integers. All three
-    are infinite if no window exists.
+    They are used in step 4 of the proof below. The probit scale is x(k) = Phi^-1(P(X <= k)).
+    ``mean`` bounds the difference x(k) - x(k - 1) of neighbouring integers. For real arguments, P
+    is interpolated linearly: ``slope`` bounds the slope of x, and ``bend`` its distance from the
+    polygon through its values at integers. All three are infinite if no window exists.
     """
 
     mean: float
@@ -190,7 +199,7 @@ class Probits:
             self._tabulate()
 
     def _tabulate(self) -> None:
-        """Tabulate both tails of X, and the steps, slopes and bends of the probit scale."""
+        """Store both tails of X, and the steps, slopes and bends of the probit scale."""
         from scipy.special import ndtri
 
         first, mass, _ = masses(self.trials)
@@ -217,7 +226,7 @@ class Probits:
     def steps(self, tail: float, largest: int) -> Steps:
         """Return bounds on the steps of the probit scale, for shifts of X up to ``largest``.
 
-        They hold in a window that excludes at most probability ``tail`` at each end.
+        The bounds hold in a window that excludes at most probability ``tail`` of X at each end.
         """
         if self._table:
             return self._steps_from_table(tail, largest)
@@ -349,7 +358,9 @@ TAIL_SHARES = tuple(10.0 ** (-i / 3.0) for i in range(1, 28))
 
 
 class Node(NamedTuple):
-    """Several nodes with equal noise that one user's records may change; see step 7 of the proof.
+    """Several nodes of equal noise whose vector sums contain records of one user.
+
+    See step 7 of the proof above.
 
     Parameters
     ----------
@@ -373,7 +384,7 @@ class Node(NamedTuple):
 
     @property
     def window(self) -> float:
-        """Return the largest change of one of these nodes, in encoding levels."""
+        """The largest L2 change of the vector of one of these nodes, in encoding levels."""
         return self.norm if self.reach is None else self.reach
 
 
@@ -385,7 +396,7 @@ def node_mu(
     integers: bool,
     reach: float | None = None,
 ) -> float:
-    """Compute the GDP parameter mu_j of one node (steps 3 to 5 of the proof above).
+    """Return the GDP parameter mu_j that is proven for one node (steps 3 to 5 of the proof above).
 
     It is infinite if no mu_j is proven.
 
@@ -394,11 +405,11 @@ def node_mu(
     probits : Probits
         The probit scale of the node's noise.
     norm : float
-        S_j.
+        S_j, the largest L2 change of the node's vector by one record, in encoding levels.
     coordinates : int
         Number of coordinates that may change.
     tail : float
-        Probability beyond each end of a coordinate's window.
+        Probability of the noise of one coordinate beyond each end of its window.
     integers : bool
         True if changes are integer vectors, without random rounding.
     reach : float, optional
@@ -411,9 +422,10 @@ def node_mu(
 
 
 def changing(norm: float, coordinates: int, integers: bool) -> int:
-    """Return the largest number of coordinates that a change of this L2 norm affects.
+    """Return the largest number of coordinates, out of ``coordinates``, that a change affects.
 
-    A change by an integer vector affects at most norm^2 coordinates.
+    ``norm`` is the L2 norm of the change. If ``integers`` is true, the change is an integer vector,
+    which affects at most norm^2 coordinates.
     """
     return min(coordinates, int(norm * norm)) if integers else coordinates
 
@@ -427,7 +439,7 @@ def tail_of(total: float, count: int) -> float:
 
 
 def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
-    """Check a node, given as a pair (trials, norm) or a Node, and return it as a Node."""
+    """Return a node, given as a pair (trials, norm) or as a Node, as a Node with checked values."""
     if isinstance(pair_or_node, Node):
         node = pair_or_node
     elif isinstance(pair_or_node, (tuple, list)) and len(pair_or_node) == 2:
@@ -481,7 +493,7 @@ class VectorSumAccount:
     def __init__(
         self, nodes: Sequence[tuple[int, float] | Node], coordinates: int, *, integers: bool = False
     ) -> None:
-        """Check the arguments and prepare the probit scales."""
+        """Check the arguments, and leave out nodes that cannot change."""
         self.coordinates = integer("coordinates", coordinates, at_least=1)
         self.integers = boolean("integers", integers)
         checked_nodes = [_checked_node(node) for node in nodes]
@@ -495,7 +507,7 @@ class VectorSumAccount:
 
     @cached_property
     def _probits(self) -> dict[int, Probits]:
-        """Return the `Probits` of the binomial distribution for each number of noise bits."""
+        """The `Probits` of the noise of each node, by its number of noise bits."""
         return {node.trials: probits_of(node.trials) for node in self.nodes}
 
     def _changing_coordinates(self, node: Node) -> int:
@@ -503,7 +515,11 @@ class VectorSumAccount:
         return changing(node.window, self.coordinates, self.integers)
 
     def mu(self, tails: float) -> float:
-        """Compute the GDP parameter mu that is proven except with probability ``tails``."""
+        """Return the GDP parameter mu that is proven for all nodes together.
+
+        It is proven except with probability ``tails``, which is B of the proof: the probability
+        that the noise is outside of a window.
+        """
         if not self.nodes:
             return 0.0
         tail = tail_of(tails, self._count)
@@ -523,20 +539,20 @@ class VectorSumAccount:
         )
 
     def delta(self, epsilon: float) -> float:
-        """Compute a delta in [0, 1] that is proven at epsilon >= 0."""
+        """Return a delta in [0, 1] that is proven at epsilon >= 0."""
         epsilon = number("epsilon", epsilon, at_least=0)
         if not self.nodes:
             return 0.0
-        least = 1.0
-        # Every value of tails gives a valid delta; take the smallest one on a grid.
+        least_delta = 1.0
+        # Every value of tails gives a valid delta; take the smallest delta over a grid of values.
         for tails in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.mu(tails)
             if math.isfinite(mu):
-                least = min(least, tails + (1.0 - tails) * gaussian_delta(epsilon, mu))
-        return least
+                least_delta = min(least_delta, tails + (1.0 - tails) * gaussian_delta(epsilon, mu))
+        return least_delta
 
     def epsilon(self, delta: float) -> float:
-        """Compute an epsilon >= 0 that is proven at delta in [0, 1), or infinity."""
+        """Return an epsilon >= 0 that is proven at delta in [0, 1), or infinity."""
         delta = number("delta", delta, at_least=0, below=1)
         return _least_epsilon(self.nodes, self.coordinates, self.integers, delta)
 
@@ -545,25 +561,26 @@ class VectorSumAccount:
 def _least_epsilon(
     nodes: tuple[Node, ...], coordinates: int, integers: bool, delta: float
 ) -> float:
-    """Compute the least epsilon that an account of these nodes proves at delta."""
+    """Return the least epsilon that a `VectorSumAccount` of these nodes proves at delta."""
     account = VectorSumAccount(nodes, coordinates, integers=integers)
-    least = math.inf if account.nodes else 0.0
+    least_epsilon = math.inf if account.nodes else 0.0
     # A share of delta covers the tails of the noise, the rest is for the Gaussian mechanism.
     for share in TAIL_SHARES if account.nodes and delta > 0.0 else ():
         mu = account.mu(delta * share)
         if math.isfinite(mu):
             remaining_delta = delta * (1.0 - share) / (1.0 - delta * share)
-            least = min(least, gaussian_epsilon(mu, remaining_delta))
-    return least
+            least_epsilon = min(least_epsilon, gaussian_epsilon(mu, remaining_delta))
+    return least_epsilon
 
 
 # ---- a lower bound of the true delta of one vector sum -------------------------------------------
-# Compare the output distributions of two concrete neighbouring records, including rounding. If
-# their divergence at the claimed epsilon is above the claimed delta, the claim is false.
+# Compare the output distributions of two given neighbouring records, including rounding. If their
+# divergence at the claimed epsilon is above the claimed delta, the claim is false.
 
-# No lower bound is computed beyond this, because the tables would be too large.
+# No lower bound is computed for more noise bits than this, because the tables would be too large.
 _MAX_TRIALS = 2**28
-# Number of cells for the privacy losses of one coordinate; each loss is rounded down to its cell.
+# Number of cells of the grid for the privacy losses of one coordinate. Each loss is rounded down to
+# the start of its cell.
 _LOSS_CELLS = 2**14
 # Bound on the error of the Fourier transforms of a composition, with a wide margin.
 _FOURIER_ERROR = 1e-12
@@ -577,7 +594,7 @@ Masses = tuple[int, np.ndarray, np.ndarray]
 def hockey_stick_lower_bound(
     trials: int, g: tuple[int, int], dimension: int, relation: str, epsilon: float
 ) -> float:
-    """Compute a lower bound of the true delta, at epsilon, of one vector sum.
+    """Return a lower bound of the true delta, at epsilon, of one vector sum.
 
     Every coordinate has Bin(trials, 1/4) noise. ``g`` has the encoding levels per unit of the bias
     stream (x y) and of the covariance stream (x x^T). The result is the maximum over a few pairs of
@@ -592,9 +609,10 @@ def hockey_stick_lower_bound(
 
 
 def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> list[list[Move]]:
-    """List, for a few pairs of neighbouring records with y = 1, the coordinates that change.
+    """Return a few pairs of neighbouring records with reward y = 1, as changes of coordinates.
 
-    Each pair is a list of (value before, value after), one for each coordinate that changes.
+    A pair of records is a list of tuples (value before, value after), in encoding levels, one for
+    each coordinate that changes.
     """
     bias, covariance = float(g[0]), float(g[1])
     if relation == "zero-out":
@@ -617,7 +635,7 @@ def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> li
 
 
 def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence of two neighbouring records at epsilon.
+    """Return a lower bound of the hockey-stick divergence of two neighbouring records at epsilon.
 
     ``moves`` has (value before, value after) of each coordinate that changes, and ``noise`` the
     `masses` of Bin(trials, 1/4). The result is the larger divergence of both directions.
@@ -630,7 +648,7 @@ def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -
 
 
 def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -> float:
-    """Compute a lower bound of the hockey-stick divergence of the first record from the second.
+    """Return a lower bound of the hockey-stick divergence of the first record from the second.
 
     ``moves`` has the value of each coordinate in the first and in the second record, and ``noise``
     the `masses` of Bin(trials, 1/4).
@@ -662,7 +680,10 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
 
 
 def _hockey_stick(mass: np.ndarray, loss: np.ndarray, epsilon: float) -> float:
-    """Compute E(1 - e^(epsilon - loss))_+ from the masses of losses, which may be infinite."""
+    """Return E(1 - e^(epsilon - loss))_+, the hockey-stick divergence of a privacy loss.
+
+    ``mass`` holds the probabilities of the values in ``loss``, which may be infinite.
+    """
     is_above = loss > epsilon
     return min(float(np.sum(mass[is_above] * -np.expm1(epsilon - loss[is_above]))), 1.0)
 
@@ -681,7 +702,7 @@ def _masses_and_losses(
     k = np.arange(low + first, low + first + mass.size + 1)
 
     def log_mass(value: float) -> np.ndarray:
-        """Compute ln P(noise + value rounded at random = k), for all k."""
+        """Return ln P(noise + rounded value = k) for all k, if ``value`` is rounded at random."""
         floor = math.floor(value)
         fraction = value - floor
         log_stays = _log_ratios(first, log_ratio, trials, k - floor)
@@ -699,8 +720,8 @@ def _masses_and_losses(
 def _log_ratios(first: int, log_ratio: np.ndarray, trials: int, ones: np.ndarray) -> np.ndarray:
     """Return ln(P(X = k) / P(X = mode)) for X ~ Bin(trials, 1/4) and each k in the array ``ones``.
 
-    ``first`` and ``log_ratio`` are the table of `masses`. Outside the table the result is an upper
-    bound.
+    ``first`` and ``log_ratio`` are the table that `masses` returns. For a k outside of the table
+    the result is an upper bound.
     """
     log_ratios = np.where((ones >= 0) & (ones <= trials), -_LOG_SMALLEST, -math.inf)
     tabulated = (ones >= first) & (ones < first + log_ratio.size)
@@ -728,10 +749,10 @@ _LOG_ROUNDING = 1e-12
 
 
 def std_of_coins(trials: int, reach: int, tail: float) -> float:
-    """Compute the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2).
+    """Return the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2) does.
 
-    With n = trials and V = reach it is a / sqrt(n), where a = n/2 - sqrt(n ln(1/tail) / 2) - V,
-    rounded down.
+    So the account of this Gaussian noise is valid for the binomial noise. With n = trials and
+    V = reach the std is a / sqrt(n), where a = n/2 - sqrt(n ln(1/tail) / 2) - V, rounded down.
 
     Parameters
     ----------
@@ -751,7 +772,7 @@ def std_of_coins(trials: int, reach: int, tail: float) -> float:
     -----
     See the lemma above this function. The arguments are not checked.
     """
-    if tail <= 0.0:  # a share of delta has underflowed, so nothing is proven
+    if tail <= 0.0:  # the caller's share of delta has underflowed, so nothing is proven
         return 0.0
     # y >= sqrt(n ln(1/tail) / 2), computed in integers because n may be far above 2^53.
     log_in_2_20ths = math.ceil(-math.log(tail) * (1.0 + _LOG_ROUNDING) * 2**20)

@@ -36,23 +36,24 @@ def _quadrature_nodes() -> list[tuple[float, float]]:
 
 @cache
 def _special_functions() -> tuple[Callable[[float], float], Callable[[float], float]]:
-    """Import and return SciPy's erfcx and ndtr; cached, since root finding calls them often."""
+    """Return SciPy's functions (erfcx, ndtr), imported once because they are called often."""
     from scipy.special import erfcx, ndtr
 
     return erfcx, ndtr
 
 
 def _erfcx_slope(z: float) -> float:
-    """Compute -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z), without cancellation at large z."""
+    """Return -(d/dz) erfcx(z) = 2/sqrt(pi) - 2 z erfcx(z), without cancellation at large z."""
     erfcx, _ = _special_functions()
     if z > 50.0:
+        # An asymptotic series, because the two terms of the formula nearly cancel.
         q = 1.0 / (z * z)
         return q / math.sqrt(math.pi) * (1.0 - q * (1.5 - q * (3.75 - q * 13.125)))
     return 2.0 / math.sqrt(math.pi) - 2.0 * z * float(erfcx(z))
 
 
 def _log_delta(epsilon: float, mu: float) -> float:
-    """Compute the logarithm of `delta_of` (epsilon, mu) for mu > 0, even if delta underflows.
+    """Return the logarithm of ``delta_of(epsilon, mu)`` for mu > 0, even if delta underflows.
 
     Let a, b = (epsilon/mu -+ mu/2)/sqrt 2. Then epsilon = b^2 - a^2, and
     delta = exp(-a^2)/2 (erfcx(a) - erfcx(b)), where erfcx is the scaled complementary error
@@ -111,7 +112,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 @lru_cache(4096)
 def gaussian_delta(epsilon: float, mu: float) -> float:
-    """Compute `delta_of` without a check of the arguments."""
+    """Return the result of `delta_of`, without a check of the arguments."""
     return math.exp(_log_delta(epsilon, mu)) if mu > 0 else 0.0
 
 
@@ -161,7 +162,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @cached_early
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute `epsilon_of` without a check of the arguments."""
+    """Return the result of `epsilon_of`, without a check of the arguments."""
     if mu == 0:
         return 0.0
     if delta == 0:
@@ -183,7 +184,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def mu_of(epsilon: float, delta: float) -> float:
     """Compute the largest mu for which a Gaussian mechanism is (epsilon, delta)-private.
 
-    The noise that just meets the budget is noise_std = sensitivity / mu_of(epsilon, delta).
+    mu is the GDP parameter sensitivity / noise_std, so the least noise that meets the budget is
+    noise_std = sensitivity / mu_of(epsilon, delta).
 
     Parameters
     ----------
@@ -212,21 +214,21 @@ def mu_of(epsilon: float, delta: float) -> float:
 
 @cached_early
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Compute `mu_of` without a check of the arguments."""
+    """Return the result of `mu_of`, without a check of the arguments."""
     if delta == 0:
         return 0.0
     from scipy.special import erfinv
 
     target = math.log(delta) - _MU_MARGIN
-    at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
+    mu_at_zero = 2.0 * math.sqrt(2.0) * float(erfinv(math.exp(target)))
     if epsilon == 0:
-        return at_zero
+        return mu_at_zero
     # Start the search at the larger of two lower bounds of mu: its value at epsilon = 0, and the
     # solution of the zCDP bound epsilon = mu^2/2 + mu sqrt(2 ln(1/delta)), written so that no close
     # numbers are subtracted.
     root_log_delta = math.sqrt(-target)
     zcdp_mu = math.sqrt(2.0) * epsilon / (math.sqrt(epsilon - target) + root_log_delta)
-    low = 0.99 * max(at_zero, zcdp_mu)
+    low = 0.99 * max(mu_at_zero, zcdp_mu)
     high = 2.0 * low
     while _log_delta(epsilon, high) < target:
         high *= 2.0
@@ -267,8 +269,9 @@ def compose(mus: Iterable[float]) -> float:
 
 
 # ---- adaptive composition: each mechanism may depend on the answers of earlier ones --------------
-# Mechanisms on disjoint data need no composition: the replacement of one record then costs the
-# largest epsilon among them (parallel composition). For Gaussian mechanisms, `compose` is exact.
+# The epsilons of mechanisms on disjoint data need not be composed: the replacement of one record
+# then costs the largest epsilon among them (parallel composition). For Gaussian mechanisms,
+# `compose` is exact.
 
 
 # Epsilons are rounded up by this relative amount, far above the error of root finding.
@@ -276,12 +279,12 @@ _MARGIN = 1e-11
 
 
 def advanced(guarantee: Guarantee, count: int, slack: float) -> Guarantee:
-    """Compose ``count`` mechanisms, each with ``guarantee``, by advanced composition.
+    """Return the guarantee of ``count`` mechanisms together, by advanced composition.
 
-    Let ``guarantee`` be (e, d), k = count, and ``slack`` in (0, 1) an additional delta. The result
-    is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack). It is better than basic
-    composition only for many mechanisms of small e. Source: Dwork, Rothblum & Vadhan 2010; Dwork &
-    Roth 2014, Theorem 3.20.
+    Let ``guarantee``, that of each mechanism, be (e, d), k = ``count``, and ``slack`` in (0, 1) an
+    additional delta. The result is (sqrt(2 k ln(1/slack)) e + k e (exp(e) - 1), k d + slack). It is
+    better than basic composition, (k e, k d), only for many mechanisms of small e. Source: Dwork,
+    Rothblum & Vadhan 2010; Dwork & Roth 2014, Theorem 3.20.
     """
     k = integer("count", count, at_least=0)
     slack = number("slack", slack, above=0, below=1)
@@ -291,7 +294,9 @@ def advanced(guarantee: Guarantee, count: int, slack: float) -> Guarantee:
 
 
 def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
-    """Compute the exact guarantee, at delta, of composed Gaussian mechanisms of parameters mus.
+    """Return the exact (epsilon, delta) of a composition of Gaussian mechanisms with these mus.
+
+    ``mus`` are the GDP parameters of the mechanisms.
 
     Source: Dong, Roth & Su 2022, Corollary 3.3; Balle & Wang 2018, Theorem 8.
     """
@@ -302,15 +307,16 @@ def gaussian(mus: Iterable[float], delta: float) -> Guarantee:
 
 
 def rho_of_bounded_range(eta: float) -> float:
-    """Compute rho = eta^2 / 8 of a mechanism whose privacy losses have a range of at most eta.
+    """Return the zCDP parameter rho = eta^2 / 8 of a mechanism of bounded range eta.
 
-    The exponential mechanism has such losses. Source: Cesar & Rogers 2021.
+    For two neighbouring datasets, its privacy losses are in an interval of length eta. The
+    exponential mechanism is an example. Source: Cesar & Rogers 2021.
     """
     return number("eta", eta, at_least=0) ** 2 / 8.0
 
 
 def classic_epsilon_of_rho(rho: float, delta: float) -> float:
-    """Compute the epsilon rho + 2 sqrt(rho ln(1/delta)) of rho-zCDP, for delta > 0.
+    """Return the epsilon, rho + 2 sqrt(rho ln(1/delta)), that rho-zCDP implies at delta > 0.
 
     Source: Bun & Steinke 2016, Proposition 1.3.
     """
@@ -333,7 +339,7 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _log_delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute the logarithm of the bound in `delta_of_rho`, for rho > 0; it may be above 0."""
+    """Return the logarithm of the bound in `delta_of_rho`, for rho > 0. It may be above 0."""
 
     # Minimise the logarithm over u = ln(alpha - 1), for the Renyi order alpha. Its derivative in
     # alpha, slope(u), increases in u. The derivative is negative at ``low``, since
@@ -351,12 +357,12 @@ def _log_delta_of_rho(epsilon: float, rho: float) -> float:
 
 
 def _log1pexp(x: float) -> float:
-    """Compute ln(1 + e^x) without overflow."""
+    """Return ln(1 + e^x), computed without overflow."""
     return x + math.log1p(math.exp(-x)) if x > 0.0 else math.log1p(math.exp(x))
 
 
 def delta_of_rho(epsilon: float, rho: float) -> float:
-    """Compute the delta of rho-zCDP at epsilon, by the best Renyi order alpha.
+    """Return the delta that rho-zCDP implies at epsilon, for the best Renyi order alpha.
 
     delta = min over alpha > 1 of exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha /
     (alpha - 1). Source: Canonne, Kamath & Steinke 2020, Section 2.3.
@@ -456,34 +462,34 @@ _STEPS = 200
 
 
 def _check_sampling(p: object, zeta: object) -> tuple[float, float]:
-    """Check and return the probability p and the ratio zeta of `sampled_delta`."""
+    """Return p and zeta of `sampled_delta` as floats, after a check of their ranges."""
     return number("p", p, above=0.0, at_most=1.0), number("zeta", zeta, at_least=0.5)
 
 
 def _sampled_delta_bound(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Compute `sampled_delta` without a check of the arguments.
+    """Return the result of `sampled_delta`, without a check of the arguments.
 
-    Its docstring defines e0 and b, which are called inner_epsilon and weight here.
+    The docstring of `sampled_delta` defines e0 and b, called inner_epsilon and weight here.
     """
     unsampled = p * gaussian_delta(epsilon, mu)
     if p == 1.0 or epsilon == 0.0:
         return unsampled
-    # e^inner_epsilon = 1 + (e^epsilon - 1) / p and weight = e^(epsilon - inner_epsilon), both
-    # computed without overflow.
-    one_minus_skipped = 1.0 - (1.0 - p) * math.exp(-epsilon)
+    # e^inner_epsilon = 1 + (e^epsilon - 1) / p = e^epsilon ratio / p, with this ratio, and
+    # weight = e^(epsilon - inner_epsilon) = p / ratio. So nothing overflows for large epsilon.
+    ratio = 1.0 - (1.0 - p) * math.exp(-epsilon)
     inner_epsilon = (
-        math.log1p(math.expm1(epsilon) / p)
-        if epsilon < 1.0
-        else epsilon + math.log(one_minus_skipped / p)
+        math.log1p(math.expm1(epsilon) / p) if epsilon < 1.0 else epsilon + math.log(ratio / p)
     )
-    weight = min(1.0, p / one_minus_skipped)
+    weight = min(1.0, p / ratio)
     absent_delta = gaussian_delta(inner_epsilon, zeta * mu)
     mixture = p * ((1.0 - weight) * absent_delta + weight * gaussian_delta(inner_epsilon, mu))
     return min(unsampled, mixture * (1.0 + _SAMPLING_MARGIN))
 
 
 def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
-    """Bound delta of a Gaussian release in which one record is included with probability p.
+    """Return an upper bound on the delta of a Gaussian release of randomly sampled records.
+
+    A record is included in the release with probability p.
 
     Parameters
     ----------
@@ -492,8 +498,8 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
     p : float
         Probability that the record is included, in (0, 1], independent of everything else.
     zeta : float
-        Sensitivity to the removal of a record, divided by the sensitivity to its replacement.
-        >= 1/2, because a replacement is a removal and an addition.
+        Sensitivity to the removal of a record, divided by the sensitivity to its replacement. It is
+        at least 1/2, because a replacement is a removal and an addition.
     mu : float
         GDP parameter of the release under replacement if the record is always included, >= 0.
 
@@ -527,7 +533,9 @@ def sampled_delta(epsilon: float, p: float, zeta: float, mu: float) -> float:
 
 
 def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
-    """Compute an epsilon with `sampled_delta` <= delta; the smallest one if zeta <= 1.
+    """Return an epsilon of a Gaussian release of randomly sampled records, at delta.
+
+    `sampled_delta` at this epsilon is at most delta. It is the smallest such epsilon if zeta <= 1.
 
     Parameters
     ----------
@@ -551,8 +559,8 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
     mu = number("mu", mu, at_least=0.0)
     if delta >= p * gaussian_delta(0.0, mu):
         return 0.0
-    # Here delta < p gaussian_delta(0, mu) <= p, so delta / p < 1. And p gaussian_delta(high, mu) <=
-    # delta, so ``high`` is a valid upper end of the bisection.
+    # Here delta < p gaussian_delta(0, mu) <= p, so delta / p < 1. ``high`` is a valid upper end of
+    # the bisection, because p gaussian_delta(high, mu) <= delta.
     high = gaussian_epsilon(mu, delta / p)
     if p == 1.0 or not math.isfinite(high):
         return high
@@ -571,7 +579,9 @@ def sampled_epsilon(delta: float, p: float, zeta: float, mu: float) -> float:
 
 
 def sampled_mu(epsilon: float, delta: float, p: float, zeta: float) -> float:
-    """Compute the largest mu with `sampled_delta` <= delta; noise_std is then sensitivity / mu.
+    """Return the largest mu with which a release of sampled records is (epsilon, delta)-private.
+
+    The least noise has noise_std = sensitivity / mu. The bound on delta is `sampled_delta`.
 
     Parameters
     ----------

@@ -1,4 +1,8 @@
-"""Composition of pure DP mechanisms by privacy loss distributions, and equal shares of a budget."""
+"""Composition of pure DP mechanisms by privacy loss distributions, and equal shares of a budget.
+
+`composed_epsilon` returns the epsilon of a composition, and `largest_share` the largest epsilon of
+each of several equal mechanisms that together meet a budget.
+"""
 
 from __future__ import annotations
 
@@ -47,17 +51,17 @@ from fastfed._validate import InputError, choice, integer, number, show
 
 KINDS = ("randomized-response", "laplace", "bounded-range")
 
-#: Several equal mechanisms: their kind, the epsilon of one of them, and their number.
+#: Several equal mechanisms as a tuple: their kind, the epsilon of each of them, and their number.
 Part = tuple[str, float, int]
 
 _UNIT_ROUNDOFF = 2.0**-53
 # The window excludes about e^-36 of the tilted mass at each end.
 _TAIL = 36.0
-# Number of grid points per square root of the number of mechanisms. The splitting of losses over
-# grid points adds (grid step)^2/6 to the variance of each loss: about 2e-4 of the total variance.
+# The grid has this number times sqrt(n) points for n mechanisms. The splitting of losses over grid
+# points adds (grid step)^2/6 to the variance of each loss: about 2e-4 of the total variance.
 _POINTS_PER_ROOT = 480.0
 _SMALLEST_GRID, _LARGEST_GRID = 2**14, 2**20
-# The grid step is at least the largest epsilon divided by this.
+# The grid step is at least the largest epsilon of a mechanism divided by this number.
 _MAX_STEPS_PER_EPSILON = 2**18
 # An epsilon below _MIN_LOSS is rounded up to it. If an epsilon is above _MAX_LOSS, the result is
 # the sum of all epsilons. So no exponential overflows.
@@ -111,7 +115,10 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 
 
 def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
-    """Check the parts; return {(kind, epsilon): count} of the mechanisms with epsilon > 0."""
+    """Return {(kind, epsilon): count} for the parts with epsilon > 0, after a check of the parts.
+
+    Equal mechanisms of several parts are counted together.
+    """
     counts: dict[tuple[str, float], int] = {}
     for part in parts:
         if not isinstance(part, (tuple, list)) or len(part) != 3:
@@ -129,13 +136,15 @@ class _Sum:
     """The privacy loss S of a composition, tabulated for one delta in (0, 1).
 
     S is the sum of the losses of all mechanisms. It is tilted and tabulated in a window, as steps 2
-    and 3 of the proof above explain. ``target`` is ln delta.
+    and 3 of the proof above explain. The attribute ``target`` is ln delta, ``theta`` the tilt, and
+    ``renyi`` a bound on epsilon by Renyi divergences.
     """
 
     def __init__(self, parts: dict[tuple[str, float], int], total: float, delta: float) -> None:
         """Choose the tilt of the sum S of losses, and tabulate its distribution in a window.
 
-        ``parts`` is {(kind, epsilon): count}, and ``total`` the sum of all epsilons.
+        ``parts`` is {(kind, epsilon): count}, and ``total`` the sum of the epsilons of all
+        mechanisms.
         """
         self.parts, self.total, self.target = parts, total, math.log(delta)
         self.count = sum(parts.values())
@@ -146,13 +155,13 @@ class _Sum:
     # ---- tilt and window, from the exact cumulants ---------------------------------------------
 
     def _cumulant(self, theta: np.ndarray) -> np.ndarray:
-        """Compute K(theta) = ln E e^(theta S) of the sum S of losses, at each theta (n,)."""
+        """Return K(theta) = ln E e^(theta S) of the sum S of losses, at each theta (n,)."""
         values = [count * _cumulant(*part, theta) for part, count in self.parts.items()]
         result: np.ndarray = np.sum(values, axis=0)
         return result
 
     def _scales(self) -> np.ndarray:
-        """Return a grid of positive values for the tilt theta, from negligible to extreme ones."""
+        """Return a grid of 400 values > 0 for the tilt theta, from negligible to extreme values."""
         smallest = min(epsilon for _, epsilon in self.parts)
         return np.geomspace(1e-3 * min(1.0, 1.0 / self.total), 100.0 / smallest, 400)
 
@@ -163,7 +172,7 @@ class _Sum:
         """
 
         def bounds(theta: np.ndarray) -> np.ndarray:
-            """Compute the bound of epsilon for each theta."""
+            """Return the Renyi bound of epsilon for each theta."""
             cumulant = self._cumulant(theta)
             # A bound on the cumulant's rounding error. For 10^15 mechanisms it exceeds the cumulant
             # at small theta, where the bound of epsilon would be far too small without it.
@@ -182,8 +191,8 @@ class _Sum:
     def _window(self) -> tuple[float, float, float]:
         """Return (low, high, extra tilt) of a window [low, high] for the sum S of losses.
 
-        The window excludes about e^-36 of the tilted mass at each end, by Chernoff's bound. The
-        extra tilt is the one that gives the smallest Chernoff bound of the mass above the window.
+        The window excludes about e^-36 of the tilted mass at each end, by Chernoff's bound. With
+        the extra tilt, Chernoff's bound of the mass above the window is the smallest.
         """
         steps = self._scales()
         cumulant_at_theta = self._cumulant(np.array([self.theta]))[0]
@@ -243,17 +252,17 @@ class _Sum:
         )
 
     def _sums(self, index: int) -> tuple[float, float]:
-        """Compute two sums over the grid points S >= s, where s is the grid point of this index.
+        """Return two tilted expectations over S >= s, where s is the grid point of this index.
 
-        They are the tilted expectations of e^(-theta (S - s)) (1 - e^-(S - s)), and of
-        e^(-theta (S - s)) e^-(S - s). `_log_delta` combines them.
+        The first is of e^(-theta (S - s)) (1 - e^-(S - s)), the second of
+        e^(-theta (S - s)) e^-(S - s). `_log_delta` computes delta from both.
         """
         x = self.step * np.arange(self.size - index)
         mass = self.mass[index:] * np.exp(-self.theta * x)
         return float(np.sum(mass * -np.expm1(-x))), float(np.sum(mass * np.exp(-x)))
 
     def _log_delta(self, sums: tuple[float, float], index: int, below: float) -> float:
-        """Compute the logarithm of the proven delta at epsilon = s - below, 0 <= below <= step.
+        """Return the logarithm of the proven delta at epsilon = s - below, 0 <= below <= step.
 
         Here s is the grid point of this index, and ``sums`` is ``_sums(index)``.
         """
@@ -298,13 +307,13 @@ class _Sum:
 
 
 def _log_peak(theta: np.ndarray) -> np.ndarray:
-    """Compute the logarithm of the maximum over x of e^(-theta x) (1 - e^-x), for theta > 0."""
+    """Return the logarithm of the maximum over x of e^(-theta x) (1 - e^-x), for theta > 0."""
     result: np.ndarray = -theta * np.log1p(1.0 / theta) - np.log1p(theta)
     return result
 
 
 def _log_sinhc(x: np.ndarray) -> np.ndarray:
-    """Compute ln(sinh(x)/x).
+    """Return ln(sinh(x)/x) for each x.
 
     The Taylor series replaces the formula for small x, where the formula would lose all digits.
     """
@@ -330,7 +339,7 @@ def _weights(kind: str, epsilon: float) -> tuple[float, float]:
 
 
 def _cumulant(kind: str, epsilon: float, theta: np.ndarray) -> np.ndarray:
-    """Compute ln E e^(theta L) of the privacy loss L of one mechanism, at each theta (n,).
+    """Return ln E e^(theta L) of the privacy loss L of one mechanism, at each theta (n,).
 
     E e^(theta L) is the weighted mean of its values on the two parts of `_weights`.
     """
@@ -352,10 +361,10 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
     Returns
     -------
-    ndarray
-        Masses at consecutive multiples of ``step``.
-    int
-        The first of these multiples.
+    mass : ndarray
+        Probabilities of the loss at consecutive multiples of ``step``.
+    start : int
+        The first of these multiples is ``start * step``.
     """
     # If epsilon is a multiple of the step up to rounding, use that multiple.
     cells = max(math.ceil(epsilon / step * (1.0 - 1e-14)), 1)
@@ -373,8 +382,9 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
         mass[index] += points_weight * probability * lower
         mass[index + 1] += points_weight * probability * upper
     if density_weight > 0.0:
-        # In each cell [x, x + step] the density covers [x + begin, x + end]. The masses are the
-        # integrals of the density times the shares that go to the upper and the lower grid point.
+        # In each cell [x, x + step] the density covers [x + begin, x + end]. A loss in the cell is
+        # split into a share for the upper and a share for the lower grid point. The masses are the
+        # integrals of the density times these shares.
         x = step * np.arange(start, cells)
         begin, end = np.zeros(2 * cells), np.full(2 * cells, step)
         begin[0], end[-1] = step - offset, offset
@@ -388,9 +398,9 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-    """Multiply masses by e^(theta loss) and normalise them.
+    """Return masses multiplied by e^(theta loss) and normalised, and the logarithm of their sum.
 
-    Return the new masses, and the logarithm of their sum before they were normalised.
+    The sum is that before they were normalised.
     """
     weighted = mass * np.exp(theta * (loss - loss[-1]))
     total = float(weighted.sum())
@@ -405,7 +415,7 @@ _TOLERANCE = 1e-8  # relative tolerance of the search for the largest epsilon
 def largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...] = ()
 ) -> float:
-    """Compute the largest epsilon that each of ``count`` equal mechanisms may have in a budget.
+    """Return the largest epsilon that each of ``count`` equal mechanisms may have in a budget.
 
     The composition of these mechanisms with the ``given`` mechanisms is (epsilon, delta)-private,
     as `composed_epsilon` proves. The result is at most a relative 1e-7 too small.
@@ -413,13 +423,13 @@ def largest_share(
     Parameters
     ----------
     epsilon : float
-        > 0.
+        Epsilon > 0 of the budget for all mechanisms together.
     delta : float
-        In [0, 1).
-    kind : str
-        As in `composed_epsilon`.
+        Delta of the budget, in [0, 1).
+    kind : {"laplace", "bounded-range", "randomized-response"}
+        The kind of the equal mechanisms, see `composed_epsilon`.
     count : int
-        >= 1.
+        The number >= 1 of equal mechanisms.
     given : tuple of parts
         Further mechanisms that the budget must cover.
 
@@ -447,10 +457,10 @@ def largest_share(
 def _cached_largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...]
 ) -> float:
-    """Compute `largest_share` without a check of the arguments."""
+    """Return the result of `largest_share`, without a check of the arguments."""
 
     def total(epsilon_each: float) -> float:
-        """Compute the epsilon of the composition of all mechanisms."""
+        """Return the epsilon of all mechanisms, if each equal mechanism has ``epsilon_each``."""
         return composed_epsilon([*given, (kind, epsilon_each, count)], delta)
 
     if composed_epsilon(given, delta) >= epsilon:

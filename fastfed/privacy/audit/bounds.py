@@ -2,8 +2,8 @@
 
 Let P and Q be the distributions of a mechanism's output on two neighbouring datasets, in either
 order. If the mechanism is (epsilon, delta)-private, then P(S) <= e^epsilon Q(S) + delta for every
-event S. So confidence bounds on the two probabilities of an event give a lower bound on epsilon, if
-the event was chosen before it was counted. An audit can detect a fault; it cannot prove privacy.
+event S. So confidence bounds on P(S) and Q(S) give a lower bound on epsilon, if S was chosen before
+it was counted. An audit can detect a fault; it cannot prove privacy.
 
 `audit` evaluates given runs. `audit_function` runs any function from data to its output.
 
@@ -28,13 +28,14 @@ from fastfed.privacy.accounting.gdp import epsilon_of
 VERDICTS = ("pass", "caught")
 CONFIDENCE = 0.95
 
-#: Statistics (n,) of n independent runs, or a function that returns them for n.
+#: Statistics (n,) of n independent runs (one number for each run), or a function that returns them
+#: for a given n.
 Runs = np.ndarray | Callable[[int], np.ndarray]
 
 _CANDIDATE_COUNT = 1000  # number of thresholds tried on the first half
-# The event is chosen by its bound at a tail smaller than the final tail by this factor. Otherwise
-# rare events win by chance: the final bounds then scatter 1.5 times as much, with about the same
-# mean.
+# An event is chosen by the bound that it gives on epsilon. This bound is computed with the final
+# tail probability times this factor. With factor 1 rare events would win by chance: the final
+# bounds would scatter 1.5 times as much, with about the same mean.
 _CHOICE_TAIL = 1.0 / 500.0
 
 
@@ -46,12 +47,12 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
     name : str
         Name of the audit.
     delta, claimed_epsilon : float
-        The claim.
+        The claim that the mechanism is (claimed_epsilon, delta)-private.
     epsilon_lower_bound : float
         Lower bound on the mechanism's true epsilon at delta. It holds with probability
         ``confidence`` over the runs of the audit.
     confidence : float
-        In (0, 1).
+        The confidence level of the bound, in (0, 1).
     trials : int
         Number of runs on each of the two datasets.
     verdict : {"pass", "caught"}
@@ -94,17 +95,20 @@ class AuditResult(Displayed, msgspec.Struct, frozen=True):
 
     @property
     def can_refute(self) -> bool:
-        """Return False if no outcome of this number of runs could have refuted the claim."""
+        """False if no outcome of this number of runs could have refuted the claim."""
         return self.largest_bound is None or self.largest_bound > self.claimed_epsilon
 
     def to_builtins(self) -> dict[str, Any]:
-        """Convert to a dict of strings and numbers, with the keys of the JSON output."""
+        """Return the result as a dict of strings and numbers, with the keys of the JSON output."""
         result: dict[str, Any] = msgspec.to_builtins(self)
         return result
 
 
 class EstimatedMu(msgspec.Struct, frozen=True):
-    """An estimate of a Gaussian mechanism's mu, with a confidence interval [low, high]."""
+    """An estimate of a Gaussian mechanism's GDP parameter mu, with an interval [low, high].
+
+    The interval has the confidence level ``confidence``.
+    """
 
     mu: float
     low: float
@@ -165,11 +169,11 @@ def audit(
     trials: int | None = None,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Audit a claim by statistics of runs on two neighbouring datasets.
+    """Audit the claim of a mechanism, from one number for each run on two neighbouring datasets.
 
-    The first half of the runs chooses an event, statistic >= t or statistic <= t, and the dataset
-    that should make it more likely. The second half counts this event, once. So the
-    bound has the stated confidence for any choice.
+    The numbers are the runs' statistics. The first half of the runs chooses an event, statistic
+    >= t or statistic <= t, and the dataset that should make it more likely. Only this event is
+    counted in the second half, so the bound has the stated confidence, whichever event was chosen.
 
     Parameters
     ----------
@@ -180,11 +184,11 @@ def audit(
         return them for n. The best statistic is the log likelihood ratio of the two datasets, or
         any increasing function of it.
     claimed_epsilon, delta : float
-        The claim.
+        The claim that the mechanism is (claimed_epsilon, delta)-private.
     trials : int, optional
         n, required if first and second are functions.
     confidence : float
-        In (0, 1).
+        Confidence level of the lower bound, in (0, 1).
 
     Returns
     -------
@@ -224,9 +228,9 @@ def audit(
 
 
 def largest_bound(trials: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """Return the lower bound on epsilon if an event occurs in all runs of one dataset only.
+    """Return the largest lower bound on epsilon that ``trials`` runs on each dataset can give.
 
-    No counts of this number of runs give a larger bound.
+    An event then occurs in all runs on one dataset, and in no run on the other.
     """
     return epsilon_lower_bound(trials, 0, trials, delta, confidence)
 
@@ -234,11 +238,13 @@ def largest_bound(trials: int, delta: float, confidence: float = CONFIDENCE) -> 
 def estimated_mu(
     first: np.ndarray, second: np.ndarray, confidence: float = CONFIDENCE
 ) -> EstimatedMu:
-    """Estimate mu = |difference of means| / standard deviation of a Gaussian statistic.
+    """Estimate a Gaussian mechanism's mu from statistics of runs on two neighbouring datasets.
 
-    The statistic must be Gaussian on both datasets with the same variance, like the log likelihood
-    ratio of a Gaussian mechanism. Use it for large epsilon, where events that distinguish the
-    datasets are too rare to be counted. The interval is a large-sample interval of variance
+    mu is the absolute difference of the statistic's means on the two datasets, divided by its
+    standard deviation. ``first`` (n,) and ``second`` (m,) hold the statistic of each run. It must
+    be Gaussian on both datasets with the same variance, like the log likelihood ratio of a Gaussian
+    mechanism. Use this estimate for large epsilon, where events that distinguish the datasets are
+    too rare to be counted. The confidence interval is a large-sample interval of variance
     1/n + 1/m + mu^2 / (2 (n + m - 2)).
     """
     from scipy.special import ndtri
@@ -267,9 +273,10 @@ def gaussian_audit(
     delta: float,
     confidence: float = CONFIDENCE,
 ) -> AuditResult:
-    """Audit a Gaussian mechanism by `estimated_mu`: the bound is epsilon at the interval's low end.
+    """Audit a Gaussian mechanism by its estimated GDP parameter mu.
 
-    It is much stronger than `audit`, but valid for Gaussian noise only: the statistic must be
+    The lower bound is the epsilon of the low end of the interval of `estimated_mu`. It is much
+    larger than the bound of `audit`, but valid for Gaussian noise only: the statistic must be
     Gaussian with the same variance on both datasets.
     """
     low = estimated_mu(first, second, confidence).low
@@ -293,16 +300,19 @@ def judged(
     confidence: float = CONFIDENCE,
     largest_bound: float | None = None,
 ) -> AuditResult:
-    """Return the `AuditResult` for a lower bound on epsilon: "caught" if it is above the claim."""
+    """Return the `AuditResult` for a lower bound on epsilon.
+
+    The verdict is "caught" if ``bound`` is above ``claimed_epsilon``, else "pass".
+    """
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
     return AuditResult(name, delta, claimed, bound, confidence, trials, verdict, largest_bound)
 
 
 def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:
-    """Return the statistics (n,) of the runs; call ``runs`` if it is a function.
+    """Return the statistics (n,) of n runs, for which ``runs`` is called if it is a function.
 
-    ``name`` is the argument's name, for messages.
+    A function is called with n = ``trials``. ``name`` is the argument's name in messages.
     """
     if not callable(runs):
         return array(name, runs, ndim=1)
@@ -317,9 +327,10 @@ def _choose(
 ) -> tuple[bool, bool, float]:
     """Choose the event for which statistics p and q (n,) give the largest bound on epsilon.
 
-    Return (swap, below, threshold). The event is statistic <= threshold if ``below``, else >=. If
-    ``swap``, it is more probable on the second dataset. The bound is computed at a stricter
-    confidence, so that rare events do not win by chance.
+    p are the statistics on the first dataset, q those on the second. Return (swap, below,
+    threshold). The event is statistic <= threshold if ``below``, else statistic >= threshold. If
+    ``swap`` is true, it is more probable on the second dataset. The bound is computed at a higher
+    confidence level than ``confidence``, so that rare events do not win by chance.
     """
     confidence = 1.0 - (1.0 - confidence) * _CHOICE_TAIL
     p, q = np.sort(p), np.sort(q)
@@ -347,7 +358,7 @@ def _choose(
 def _bounds(
     tp: np.ndarray, fp: np.ndarray, trials: int, delta: float, confidence: float
 ) -> np.ndarray:
-    """Compute `epsilon_lower_bound` for arrays of counts of true and of false positives."""
+    """Return `epsilon_lower_bound` for arrays of counts of true and of false positives."""
     from scipy.special import betaincinv
 
     tail = (1.0 - confidence) / 2.0
@@ -363,15 +374,15 @@ def _bounds(
 
 
 def open_uniforms(draw: np.random.Generator, shape: int | tuple[int, ...]) -> np.ndarray:
-    """Draw uniforms in (0, 1): multiples of 2^-53, with 2^-54 instead of 0."""
+    """Return random numbers that are uniform on multiples of 2^-53 in [0, 1), with 2^-54 for 0."""
     result: np.ndarray = np.maximum(draw.random(shape), 2.0**-54)
     return result
 
 
 # ---- Audits of any function from data to its output ----------------------------------------------
 
-#: Number of runs that estimate the direction of the default statistic, relative to the audited
-#: runs.
+#: Number of separate runs that estimate the direction of the default statistic, divided by the
+#: number of audited runs.
 _FIT_FRACTION = 0.25
 
 
@@ -406,17 +417,17 @@ def audit_function(
     epsilon, delta : float
         The claim: epsilon >= 0, delta in [0, 1).
     statistic : callable, optional
-        Maps one output to a number. The best one is the log likelihood ratio of the two datasets.
-        Default: the projection of the output on the difference of the mean outputs, with each entry
-        divided by its variance. Means and variances are estimated from trials / 4 separate runs.
-        This is the log likelihood ratio of Gaussian noise. It does not detect differences that
-        leave the means unchanged.
+        Maps one output to a number. The best statistic is the log likelihood ratio of the two
+        datasets. Default: the projection of the output on the difference of the mean outputs, with
+        each entry divided by its variance. Means and variances are estimated from trials / 4
+        separate runs. For Gaussian noise this is the log likelihood ratio. It does not detect
+        differences that leave the means unchanged.
     trials : int
-        Number of runs on each dataset, >= 2. The bound is at most about ln(trials / 8).
+        Number of runs on each dataset, >= 2. The bound on epsilon is at most about ln(trials / 8).
     seed : int
         Seed of the generator that is passed to a mechanism with two arguments.
     confidence : float
-        In (0, 1).
+        Confidence level of the lower bound, in (0, 1).
     name : str, optional
         Name of the result. Default: the name of the function.
 
@@ -490,9 +501,9 @@ def _equal(data: Any, neighbour: Any) -> bool:
 def _projected_statistics(
     run: Callable[[Any], Any], data: Any, neighbour: Any, trials: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the default statistics (trials,) of both datasets, see `audit_function`.
+    """Return the default statistics of `audit_function`: arrays (trials,) for both datasets.
 
-    They are projections of the outputs on the difference of the mean outputs.
+    A statistic is the projection of a run's output on the difference of the mean outputs.
     """
     fit_count = max(2, int(trials * _FIT_FRACTION))
     # The direction comes from separate runs, which are not audited.
@@ -514,7 +525,7 @@ def _projected_statistics(
 
 
 def _takes_generator(mechanism: Callable[..., Any]) -> bool:
-    """Return True if the function has two required positional arguments."""
+    """Return True if a mechanism takes a generator: it has two required positional arguments."""
     try:
         parameters = inspect.signature(mechanism).parameters.values()
     except (TypeError, ValueError):  # some compiled functions have no signature
@@ -528,7 +539,7 @@ def _takes_generator(mechanism: Callable[..., Any]) -> bool:
 
 
 def _to_float(value: Any) -> float:
-    """Convert a statistic to a float."""
+    """Return a statistic as a float. Raise InputError if it is no number."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,7 @@
-"""Audits of mechanisms that choose experts, and of planted faults."""
+"""Audits of mechanisms that choose experts, and of planted faults.
+
+Each audit simulates a mechanism on two neighbouring datasets, which are called world 0 and world 1.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from fastfed.privacy.mechanisms.sparse_vector import (
 )
 from fastfed.privacy.sensitivity import Budget
 
+#: The claim that every audit of this module tests.
 BUDGET = Budget(1.0, 0.0)
 
 Audit = Callable[[int, int], AuditResult]
@@ -26,9 +30,10 @@ Audit = Callable[[int, int], AuditResult]
 
 
 def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -> AuditResult:
-    """Audit `NoisyArgmin` on two candidates whose scores differ by ``gap``.
+    """Audit `NoisyArgmin`, with noise of this scale, on two candidates.
 
-    On the neighbouring dataset both scores move towards each other by 1.
+    On one dataset the candidates' scores differ by ``gap``. On the neighbouring dataset both scores
+    move towards each other by 1.
     """
     mechanism = NoisyArgmin(scale)
     draw = np.random.default_rng(check_seed(seed))
@@ -36,7 +41,7 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
     logs = [mechanism.log_probabilities(scores) for scores in scores_by_world]
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n chosen experts in one world."""
+        """Return the log-likelihood ratios of n choices on dataset ``world`` (0 or 1)."""
         noise = laplace_quantile(open_uniforms(draw, (n, 2)))
         chosen = [mechanism.choose(scores_by_world[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
@@ -63,7 +68,10 @@ _FIRST_LOSSES = ((0.0, 1.0), (1.0, 0.0))
 
 
 def _losses(world: int) -> np.ndarray:
-    """Return the sums over all clients of the losses (rounds, 2) of two experts, in one world."""
+    """Return the losses (rounds, 2) of two experts, summed over all clients, on dataset ``world``.
+
+    ``world`` is 0 or 1. The two datasets differ in one client's losses in round 0.
+    """
     sums = np.zeros((_QUIET_ROUNDS + 2, 2))
     sums[_QUIET_ROUNDS:] = _CLIENTS
     sums[0] = _FIRST_LOSSES[world]
@@ -73,8 +81,10 @@ def _losses(world: int) -> np.ndarray:
 def switches_of(
     mechanism: SparseSwitching, losses: np.ndarray, level: float, uniforms: np.ndarray
 ) -> tuple[tuple[int, int], ...]:
-    """Simulate the switches (round, expert) of a run, from expert 0 and loss sums (rounds, 2).
+    """Return the switches of one simulated run, as a tuple of (round, new expert).
 
+    The run starts with expert 0. A switch occurs when the noisy loss of the current expert exceeds
+    the noisy threshold ``level``. ``losses`` (rounds, 2) are the losses summed over all clients.
     ``uniforms`` (switches, rounds + 2) in (0, 1) has a row for each switch: one number for the
     threshold, one for each query, and one for the choice.
     """
@@ -98,10 +108,11 @@ def log_probability(
     switches: tuple[tuple[int, int], ...],
     crossings: Callable[[int, int], np.ndarray],
 ) -> float:
-    """Compute ln of the probability that `switches_of` returns these switches.
+    """Return the logarithm of the probability that `switches_of` returns these switches.
 
-    ``crossings(start, expert)`` returns `log_crossing_probabilities` of the comparisons
-    from round ``start`` on.
+    ``crossings(start, expert)`` returns the log probabilities of the round in which the loss of
+    ``expert``, counted from round ``start``, first exceeds the threshold
+    (`crossing_distributions`).
     """
     start, expert, total = 0, 0, 0.0
     for switch_round, chosen in switches:
@@ -124,7 +135,7 @@ def crossing_distributions(
 
     @cache
     def crossing(start: int, expert: int) -> np.ndarray:
-        """Return the log probabilities of the rounds of the first crossing from ``start`` on."""
+        """Return the log probability of each round to be the first crossing after ``start``."""
         queries = np.cumsum(losses[start:, expert])
         return mechanism.comparisons.log_crossing_probabilities(queries, level)
 
@@ -132,10 +143,10 @@ def crossing_distributions(
 
 
 def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit `SparseSwitching` if one loss before the first switch is replaced.
+    """Audit `SparseSwitching` on datasets that differ in one loss before the first switch.
 
     The statistic is the log likelihood ratio of all switches. With ``threshold_noise`` False a
-    fault is planted: line 9 of gao-2024's Algorithm 5 as printed has no noise on the threshold, so
+    fault is planted: in line 9 of gao-2024's Algorithm 5 as printed, the threshold has no noise, so
     each comparison below the threshold reveals more about the loss.
     """
     claimed_mechanism = calibrate_switching(BUDGET, switches=2)
@@ -148,7 +159,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:
-        """Return the log-likelihood ratio of one sequence of switches."""
+        """Return the log-likelihood ratio of a run's switches, dataset 1 against dataset 0."""
         first, second = (
             log_probability(mechanism, losses, switches, crossing)
             for losses, crossing in zip(losses_by_world, crossings, strict=True)
@@ -156,7 +167,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         return second - first
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n runs in one world."""
+        """Return the log-likelihood ratios of n runs on dataset ``world`` (0 or 1)."""
         uniforms = open_uniforms(draw, (n, claimed_mechanism.switches, len(losses_by_world[0]) + 2))
         return np.array(
             [ratio(switches_of(mechanism, losses_by_world[world], _LEVEL, u)) for u in uniforms]
@@ -174,8 +185,8 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
 
 #: Name -> audit(trials, seed), with `trials` independent runs on each of two neighbouring datasets.
 AUDITS: dict[str, Audit] = {
-    # The gap is three times the scale: the worse candidate is rare enough for a large likelihood
-    # ratio and frequent enough to be counted.
+    # The gap of the scores is three times the scale of the noise. The worse candidate is then rare
+    # enough for a large likelihood ratio, and frequent enough to be counted.
     "noisy-argmin": partial(_noisy_argmin, "noisy-argmin", 2.0, 6.0),
     "sparse-switching": partial(_sparse_switching, "sparse-switching", True),
     # Lemma C.6 treats an argmin with sensitivity 1 and noise of scale 1 as (1, 0)-private.

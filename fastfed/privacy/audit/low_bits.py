@@ -1,10 +1,11 @@
 """The low-bits attack: exclude records that cannot have led to a released floating-point value.
 
-In theory noise is continuous. A computer adds doubles, fl(c + fl(sigma z)), and some doubles are
-not the result for any z. Which ones depends on the record's contribution c. An attacker who sees
-the released value and knows sigma tests every candidate record, and excludes those for which no
-value of the noise gives the released value. A release that rounds c + sigma Z to the same grid for
-all records excludes no record. Source: Mironov 2012.
+In theory noise is continuous. A computer adds doubles: it releases fl(c + fl(sigma z)), where c is
+the contribution of a record, z the random draw, and fl rounds to a double. Some doubles are not the
+result for any z, and which doubles these are depends on c. An attacker who sees the released value
+and knows sigma tests every candidate record. Records for which no z gives the released value are
+excluded. If a release rounds c + sigma Z to the same grid for all records, the attack excludes no
+record. Source: Mironov 2012.
 
 The attack does not rely on a model of the sampler. Each test is first tried on releases of records
 that the attacker chose, and is used only if it never excluded the released record.
@@ -25,28 +26,32 @@ from fastfed._validate import InputError, array, integer, number
 from fastfed.privacy.mechanisms.laplace import laplace_quantile
 from fastfed.privacy.mechanisms.winsorized import hadamard
 
-#: Number of doubles to test on either side of a quotient or difference, which may be off by one.
+#: Number of doubles to test on either side of a computed quotient or difference, which may differ
+#: from the exact one by one place.
 _NEIGHBOURS = 4
-#: Number of draws of a sampler to test on either side of the draw that the sampler's inverse gives.
+#: Number of draws of a sampler to test on either side of the draw that is nearest to a number.
 _NEIGHBOUR_DRAWS = 8
 #: Number of entries tested at a time: after a few entries most candidates are excluded.
 _ENTRIES_AT_ONCE = 8
-#: A step of the noise can be distinguished from rounding if it has at least this many times the
-#: spacing of doubles.
+#: If all draws of the noise are multiples of a step, the step can be distinguished from rounding if
+#: it is at least this number times the spacing of doubles.
 _MIN_STEP_ULPS = 16.0
 #: Largest number of candidates for which `grid_test` learns the grid of each candidate's releases.
 _FEW_CANDIDATES = 8
 
-#: image(released (e,), contributions (n, e), scales (e,)) -> (n, e): can noise give the release?
+#: A function image(released (e,), contributions (n, e), scales (e,)) -> bool array (n, e). It is
+#: True where some noise of this scale, added to the contribution, gives the released value.
 Image = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-#: A test: release (e,) -> (n,), True for candidates that remain possible.
+#: A test of n candidate records: released values (e,) -> bool array (n,), True for records that
+#: remain possible.
 Test = Callable[[np.ndarray], np.ndarray]
 
 
 def reachable(released: object, contribution: object, scale: object) -> np.ndarray:
-    """Test for each entry if some double z has fl(contribution + fl(scale z)) == released.
+    """Return for each entry if noise can have led from the contribution to the released value.
 
-    Here fl is rounding to float64.
+    The entry is True if some double z has fl(contribution + fl(scale z)) == released, where fl is
+    rounding to float64.
 
     Parameters
     ----------
@@ -57,8 +62,8 @@ def reachable(released: object, contribution: object, scale: object) -> np.ndarr
     Returns
     -------
     ndarray of bool
-        True if the release can be explained. It may be True for a z that a sampler never draws, but
-        it is never False for a z that the sampler draws.
+        True if such a z exists. It may be a z that the sampler of the noise never draws. But if the
+        sampler drew the noise of this release, the entry is never False.
 
     Raises
     ------
@@ -87,11 +92,11 @@ def _neighbours(values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """Compute `reachable` for released values m, contributions c and scales s of equal shapes."""
+    """Return `reachable` for released values m, contributions c and scales s of equal shapes."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # Test doubles y near m - c. If they are closer to each other than doubles near m, all of
-        # them round to m, and one of any three is a product s z. Otherwise only those nearest to
-        # m - c can round to m.
+        # Test the doubles y nearest to m - c. If doubles near m - c are closer to each other than
+        # doubles near m, c + y rounds to m for all tested y, and one of any three neighbouring
+        # doubles is a product s z. Otherwise only the y nearest to m - c can give m.
         y = _neighbours(m - c, _NEIGHBOURS)
         rounds_to_m = c[..., None] + y == m[..., None]
         z = _neighbours(y / s[..., None], 2)
@@ -107,16 +112,17 @@ def normals(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class LaplaceDraws:
-    """Laplace noise from a limited number of random bits: most doubles are no draw.
+    """A sampler of Laplace noise that uses ``bits`` random bits, so that most doubles are no draw.
 
-    ``quantile`` maps k = 0 .. 2^bits - 1 (as doubles) to the draw at (k + 1/2) / 2^bits.
+    ``quantile`` maps the random number k = 0 .. 2^bits - 1 (as a double) to the sampler's draw,
+    which is the quantile of the Laplace distribution at (k + 1/2) / 2^bits.
     """
 
     bits: int
     quantile: Callable[[np.ndarray], np.ndarray]
 
     def near(self, z: np.ndarray) -> np.ndarray:
-        """Return the possible draws nearest to each z, along a new last axis."""
+        """Return the sampler's draws that are nearest to each z, along a new last axis."""
         # Start at the nearer tail, where the cdf is accurate.
         tail_index = np.floor(0.5 * np.exp(-np.abs(z)) * 2.0**self.bits)
         last = 2.0**self.bits - 1.0
@@ -141,7 +147,8 @@ def _from_bits(k: np.ndarray) -> np.ndarray:
     return rng.laplace_from_bits(flat).reshape(k.shape)
 
 
-#: The operating system's Laplace noise; and Laplace noise from uniforms of 52 and 53 bits.
+#: Samplers of Laplace noise: the sampler of deployments, which uses the operating system's
+#: generator, and the samplers of private means and of the server, with 52 and 53 random bits.
 SYSTEM_LAPLACE = LaplaceDraws(53, _from_bits)
 MEAN_LAPLACE = LaplaceDraws(52, lambda k: laplace_quantile((k + 0.5) * 2.0**-52))
 SERVER_LAPLACE = LaplaceDraws(
@@ -158,17 +165,18 @@ class Channel:
     name : str
         Name of the release.
     contributions : ndarray (n, v, e)
-        For each of n candidate records: the sums in each of e released entries, including
-        everything else that the attacker knows. There are v variants if the sums depend on a
-        secret.
+        For each of n candidate records: the e released sums without noise, if this record is the
+        true one. Everything else in the sums is known to the attacker. If the sums depend on a
+        secret with v possible values, there are v variants; otherwise v = 1.
     scales : ndarray (e,)
         The factors of the noise.
     send : callable
         Maps a record's index to the released values (e,). It is called once for each message.
     image : callable
-        Tests which values the noise can reach.
+        Tests from which contributions the noise can reach a released value, see `Image`.
     explained : callable, optional
-        A specific test, for releases that are more than one addition.
+        A test of this release that replaces ``image``, for releases that are more than one
+        addition, see `Test`.
     """
 
     name: str
@@ -187,7 +195,8 @@ class Channel:
 def float_noise_test(channel: Channel) -> Test:
     """Return the test that excludes records from which no noise gives the released doubles.
 
-    It assumes that a release is one addition of doubles, contribution + noise.
+    It assumes that a release is one addition of doubles, contribution + noise, unless the channel
+    has a special test (``channel.explained``).
     """
     if channel.explained is not None:
         return channel.explained
@@ -195,7 +204,7 @@ def float_noise_test(channel: Channel) -> Test:
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each candidate record whether it can lead to the released doubles.
 
-        A record is possible if one of its variants is.
+        A record is possible if one of its variants is possible.
         """
         n, variants, entries = channel.contributions.shape
         rows = channel.contributions.reshape(n * variants, entries)
@@ -216,11 +225,14 @@ def float_noise_test(channel: Channel) -> Test:
 def rotated_mean_test(
     means: np.ndarray, signs: np.ndarray, scale: float, draws: LaplaceDraws
 ) -> Test:
-    """Return the test that excludes records from which no signs and noise give a rotated mean.
+    """Return the test of a private mean that is computed in rotated coordinates.
 
-    ``means`` (n, v, d) holds each candidate's mean, in the coordinates to which each of v rows of
-    ``signs`` (v, d) rotates; d is a power of two. The release is means + scale draws, rotated back.
-    The test undoes the rotation up to rounding, rotates every near draw back, and compares bits.
+    The test excludes records for which no signs of the rotation and no noise give the released
+    mean. A rotation is given by one of the v rows of ``signs`` (v, d), where d is a power of two.
+    ``means`` (n, v, d) holds the mean without noise for each candidate record, in the coordinates
+    of each rotation. The release is mean + ``scale`` times ``draws``, rotated back. The test undoes
+    the rotation up to rounding, rotates every draw near the result back, and compares all bits with
+    the release.
     """
     d = means.shape[-1]
     root = np.sqrt(d)
@@ -228,7 +240,7 @@ def rotated_mean_test(
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each candidate record whether it can lead to the released mean."""
         approximate = hadamard(released * signs) / root
-        # Five standard deviations of the rounding error; attack() checks that this is enough.
+        # Five standard deviations of the rounding error. `sound_tests` checks that this suffices.
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
         values = means[..., None] + scale * draws.near((approximate - means) / scale)
         is_close = np.abs(values - approximate[None, :, :, None]) <= tolerance
@@ -251,13 +263,16 @@ def rotated_mean_test(
 
 
 def _candidate_steps(channel: Channel) -> list[np.ndarray]:
-    """List possible steps (e,) of the noise: powers of two, and powers of two times the scales."""
+    """Return possible steps (e,) of which all draws of the noise may be multiples.
+
+    They are powers of two, and powers of two times the scales of the noise.
+    """
     ones = np.ones_like(channel.scales)
     return [unit * 2.0**k for k in range(0, -50, -1) for unit in (ones, channel.scales)]
 
 
 def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return True where released - rows is a multiple of the step, up to rounding of both."""
+    """Return True where ``released`` - ``rows`` is a multiple of ``step``, up to rounding."""
     difference = released - rows
     distance = np.abs(difference - step * np.rint(difference / step))
     result: np.ndarray = distance <= 2.0 * np.spacing(np.maximum(np.abs(released), np.abs(rows)))
@@ -265,10 +280,11 @@ def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.nda
 
 
 def learn_step(channel: Channel, seen_releases: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
-    """Return the largest step (e,) of which the noise in all known releases is a multiple.
+    """Return the largest step (e,) of which the noise in all given releases is a multiple.
 
-    ``seen_releases`` are pairs (record, released values). Only a step that is much larger than the
-    distance of neighbouring doubles is informative. Return None if there is none.
+    ``seen_releases`` are pairs (index of the true record, released values (e,)). Only a step that
+    is much larger than the distance of neighbouring doubles is informative. Return None if there is
+    no such step.
     """
     rows = np.array([channel.contributions[i] for i, _ in seen_releases])  # (t, v, e)
     released = np.array([values for _, values in seen_releases])[:, None, :]
@@ -282,7 +298,10 @@ def learn_step(channel: Channel, seen_releases: list[tuple[int, np.ndarray]]) ->
 
 
 def residue_test(channel: Channel, step: np.ndarray) -> Test:
-    """Return the test that excludes records whose noise would be no multiple of its step (e,)."""
+    """Return the test that excludes records for which the noise would be no multiple of ``step``.
+
+    The noise is the released value minus the record's contribution. ``step`` has shape (e,).
+    """
 
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each record whether release minus contribution is a multiple of the step."""
@@ -293,7 +312,7 @@ def residue_test(channel: Channel, step: np.ndarray) -> Test:
 
 
 def lowest_bit(values: np.ndarray) -> np.ndarray:
-    """Return the exponent of the lowest bit that is 1 in every double; 2048 for 0."""
+    """Return, for each double, the exponent of its lowest bit that is 1. It is 2048 for 0."""
     mantissa, exponent = np.frexp(values)
     integer_mantissa = np.abs(mantissa * 2.0**53).astype(np.int64)
     last_bit = np.frexp((integer_mantissa & -integer_mantissa).astype(np.float64))[1] - 1
@@ -302,10 +321,10 @@ def lowest_bit(values: np.ndarray) -> np.ndarray:
 
 
 def grid_test(channel: Channel, trials: int) -> Test:
-    """Return the test that excludes records whose releases are always on a coarser grid.
+    """Return the test of releases that are rounded to a grid that depends on the record.
 
-    The grid of each record is learned from ``trials`` releases. The test is for releases that are
-    rounded to a grid that depends on the record.
+    The grid of each candidate record is learned from ``trials`` releases of this record. The test
+    excludes records whose grid is too coarse for the released values.
     """
     finest = np.array(
         [
@@ -322,24 +341,25 @@ def grid_test(channel: Channel, trials: int) -> Test:
 
 
 class LowBits(msgspec.Struct, frozen=True):
-    """The result of the attack.
+    """The result of the low-bits attack on a channel.
 
     Parameters
     ----------
     kind : str
         Name of the release.
     messages : int
-        Number of attacked releases, one record each.
+        Number of attacked releases. The true record of each is drawn at random.
     candidates : int
         Number of records tested for each release, including the true record.
     tests, unsound : tuple of str
-        Tests that never excluded a known record, and tests that did and were not used.
+        Names of the tests that were used, and of the tests that were not used because they excluded
+        the true record of a release that the attacker made.
     wrongly_excluded : int
-        Number of messages whose true record was excluded; a sound test never does this.
+        Number of attacked releases whose true record was excluded; a sound test never does this.
     decoded : int
-        Number of messages for which only the true record remained possible.
+        Number of attacked releases for which only the true record remained possible.
     excluded : float
-        Fraction of false candidates that were excluded.
+        Fraction of the false candidate records that were excluded.
     seconds : float
         Run time in seconds.
     """
@@ -358,9 +378,9 @@ class LowBits(msgspec.Struct, frozen=True):
 def sound_tests(
     channel: Channel, trials: int, draw: np.random.Generator
 ) -> tuple[dict[str, Test], tuple[str, ...]]:
-    """Return the tests that never excluded the true record, and the names of the other tests.
+    """Return the tests by name that never excluded the true record, and the names of the others.
 
-    Tests are tried on ``trials`` releases of chosen records, which anyone with the code can make.
+    Tests are tried on ``trials`` releases of known records, which anyone with the code can make.
     """
     known_releases = [
         (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)
@@ -381,7 +401,7 @@ def sound_tests(
 
 
 def attack(channel: Channel, messages: int, *, trials: int = 40, seed: int = 1) -> LowBits:
-    """Attack releases of a channel: count the records that the released doubles exclude.
+    """Attack releases of a channel, and count the records that the released doubles exclude.
 
     Parameters
     ----------
@@ -407,6 +427,7 @@ def attack(channel: Channel, messages: int, *, trials: int = 40, seed: int = 1) 
     wrongly_excluded = decoded = excluded = 0
     for i in draw.integers(channel.candidates, size=messages):
         released = channel.send(int(i))
+        # True for records that no test has excluded.
         possible = np.ones(channel.candidates, dtype=bool)
         for test in sound.values():
             possible &= test(released)

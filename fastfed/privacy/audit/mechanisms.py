@@ -1,8 +1,9 @@
 """Audits of the mechanisms in this package, run on their real code, and of planted faults.
 
-Audits of Gaussian mechanisms simulate a worst pair of neighbouring datasets, which differ in one
-record of the leaf with the largest effect. They call the leaf functions that silos and servers use,
-with keyed noise, and compute the log likelihood ratio of everything released.
+Audits of Gaussian mechanisms simulate a worst pair of neighbouring datasets, called world 0 and
+world 1. They differ in one record of the leaf (batch) with the largest effect. The audits call the
+same functions as silos and servers, with noise from a seed, and compute the log likelihood ratio of
+everything released.
 """
 
 from __future__ import annotations
@@ -53,16 +54,17 @@ from fastfed.privacy.sensitivity import Budget, user_sensitivity
 
 Audit = Callable[[int, int], AuditResult]
 
+#: The claim that most audits of this module test.
 BUDGET = Budget(1.0, 0.01)
 RELEASES = 400  # number of releases of the tree
 STEPS = 40  # number of releases with Honaker's or Toeplitz noise, all of which are audited
 
-_DIMENSION = 2  # a worst pair needs no more dimensions
+_DIMENSION = 2  # d; a worst pair of records needs no more dimensions
 _RUNS_AT_ONCE = 1000  # number of runs in memory at a time
 _COS, _SIN = math.cos(math.pi / 12.0), math.sin(math.pi / 12.0)
 
-#: Features of the changed leaf in the two datasets, both with reward 1. They attain the joint
-#: sensitivity under replacement (see sensitivity._replacement).
+#: For each layout, the features of the record that differs, in the two datasets. Its reward is 1.
+#: The pair attains the joint sensitivity under replacement (see sensitivity._replacement).
 WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
     "iid": ((_COS, -_SIN), (-_SIN, _COS)),
     "goe1": ((1.0, 0.0), (-0.5, math.sqrt(0.75))),
@@ -71,12 +73,18 @@ WORST_PAIR: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 
 
 def _changed_leaf(mechanism: GaussianRelease) -> int:
-    """Return the number, from 1, of the leaf in which the two datasets differ: a worst leaf."""
+    """Return the number, from 1, of the leaf in which the two datasets differ.
+
+    It is a leaf with the largest effect on all releases.
+    """
     return honaker_worst_leaf(mechanism.releases) if mechanism.release == "honaker" else 1
 
 
 def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
-    """Return the batch statistics (releases, s) of dataset 0 or 1; they differ in one leaf."""
+    """Return the sums (releases, s) of all leaves (batches) of dataset ``world``, which is 0 or 1.
+
+    Each leaf has one record. The datasets differ in one leaf.
+    """
     features = np.full((mechanism.releases, _DIMENSION), math.sqrt(0.5))
     features[_changed_leaf(mechanism) - 1] = WORST_PAIR[mechanism.layout][world]
     leaves = np.zeros((mechanism.releases, _DIMENSION + _DIMENSION * (_DIMENSION + 1) // 2))
@@ -86,7 +94,10 @@ def _leaves(mechanism: GaussianRelease, world: int) -> np.ndarray:
 
 
 def _node_sums(leaves: np.ndarray) -> np.ndarray:
-    """Return the p-sums (releases, s) without noise, in the order of release."""
+    """Return the sums (releases, s) of the tree's nodes without noise, in the order of release.
+
+    ``leaves`` (releases, s) holds the sums of the leaves.
+    """
     sums = np.zeros((len(leaves).bit_length(), leaves.shape[1]))
     released_sums = np.empty_like(leaves)
     for k, leaf in enumerate(leaves, start=1):
@@ -97,7 +108,10 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
 
 
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
-    """Return 1 / noise variance of each entry (s,) of a statistic: bias, then lower triangle."""
+    """Return 1 / noise variance of each entry (s,) of a sum, for one node of the mechanism.
+
+    The entries are those of x y, followed by the lower triangle of x x'.
+    """
     bias, off_diagonal, diagonal = mechanism.stds
     rows, columns = np.tril_indices(_DIMENSION)
     stds = np.concatenate(
@@ -110,9 +124,9 @@ def _precision(mechanism: GaussianRelease) -> np.ndarray:
 def _add_noise(
     mechanism: GaussianRelease, raw: np.ndarray, keys: list[tuple[int, int]], seed: int, run: int
 ) -> np.ndarray:
-    """Return the rows of raw (n, s), each with the noise of its key (silo, node).
+    """Return the rows of ``raw`` (n, s) with noise. Row i gets the noise of ``keys[i]``.
 
-    ``run`` is the replicate, whose noise is independent of all others.
+    A key is a pair (silo, node). The noise of each run is independent of all other runs.
     """
     noise, stds = SeededNoise(seed, run), mechanism.stds
     noisy_rows = np.empty_like(raw)
@@ -124,7 +138,7 @@ def _add_noise(
 
 
 def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarray:
-    """Call ``simulate`` for chunks of range(trials), and concatenate the results."""
+    """Return the statistics (trials,) of all runs, which ``simulate`` computes chunk by chunk."""
     return np.concatenate(
         [
             simulate(range(start, min(trials, start + _RUNS_AT_ONCE)))
@@ -134,7 +148,10 @@ def _by_chunks(trials: int, simulate: Callable[[range], np.ndarray]) -> np.ndarr
 
 
 def _side_by_side(runs: list[np.ndarray]) -> np.ndarray:
-    """Stack runs of shape (n, s) to rows (n, runs * s): row operations then apply to all runs."""
+    """Return the outputs (n, s) of several runs as one array (n, runs * s).
+
+    An operation on rows then applies to all runs at once.
+    """
     stacked: np.ndarray = np.ascontiguousarray(np.stack(runs, axis=1))
     return stacked.reshape(len(stacked), -1)
 
@@ -150,10 +167,11 @@ def _project(rows: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
-    """Return weights for which the weighted sum of Gaussian outputs is the log likelihood ratio.
+    """Return weights for which the weighted sum of Gaussian outputs is a log likelihood ratio.
 
-    ``covariance`` is the covariance of the outputs. The means of output number ``changed``, counted
-    from 1, and of all later outputs change by the same amount; earlier means do not change.
+    The outputs are the successive prefix sums of a release, with this covariance. The means of
+    output number ``changed``, counted from 1, and of all later outputs differ by the same amount
+    between the two datasets. Earlier means do not differ.
     """
     result: np.ndarray = np.linalg.solve(covariance, np.arange(1, len(covariance) + 1) >= changed)
     return result
@@ -163,11 +181,12 @@ def _likelihood_weights(covariance: np.ndarray, changed: int = 1) -> np.ndarray:
 
 
 def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> np.ndarray:
-    """Compute the log likelihood ratio (trials,), up to a constant, of all released tree nodes.
+    """Return the log likelihood ratio of all released tree nodes in each run on one dataset.
 
-    It is <output, change> / variance, summed over both streams and the nodes that contain leaf 1.
-    All other nodes have the same distribution in both worlds. The noise of world 0 and of world 1
-    has different silo numbers, so it is independent.
+    ``world`` (0 or 1) is the dataset. The result (trials,) is correct up to a constant. It is
+    <output, change> / variance, summed over all entries of the nodes that contain leaf 1. All other
+    nodes have the same distribution on both datasets. The noise on dataset 0 and on dataset 1 has
+    different silo numbers, so it is independent.
     """
     touched_nodes = list(touches(1, tree.releases))
     indices = [node - 1 for node in touched_nodes]
@@ -186,18 +205,19 @@ def node_statistics(tree: GaussianTree, trials: int, seed: int, world: int) -> n
 def prefix_statistics(
     tree: GaussianTree, trials: int, seed: int, world: int, *, redrawn: bool = False
 ) -> np.ndarray:
-    """Compute the log likelihood ratio (trials,) of the two worlds from some noisy prefix sums.
+    """Return the log likelihood ratio of noisy prefix sums in each run on one dataset, (trials,).
 
-    It uses the prefixes that are the sum of one or two tree nodes. Ignoring others is
-    post-processing, so a bound from these prefixes holds for all. ``redrawn`` plants a fault: a
-    node's noise is drawn again for every prefix that uses the node.
+    ``world`` (0 or 1) is the dataset. The ratio uses the prefix sums that add one or two tree
+    nodes. To ignore the other prefix sums is post-processing, so the bound on epsilon holds for all
+    prefix sums. ``redrawn`` plants a fault: a node's noise is drawn again for every prefix sum that
+    uses the node.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
     # The covariance of two prefixes is the number of nodes that they have in common.
     shared = [[len(set(a) & set(b)) for b in blocks] for a in blocks]
     covariance = np.diag(np.diag(shared)) if redrawn else np.array(shared)
-    # Every prefix contains leaf 1, the leaf that differs, so all of them change by one vector.
+    # Every prefix contains leaf 1, the leaf that differs, so all prefixes change by one vector.
     sums = [_node_sums(_leaves(tree, w)) for w in (0, 1)]
     change = (sums[1][0] - sums[0][0]) * _precision(tree)
     direction = _likelihood_weights(covariance)[:, None] * change
@@ -225,9 +245,9 @@ def prefix_statistics(
 
 
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
-    """Compute the log likelihood ratio (trials,) of the two worlds from all released prefixes.
+    """Return the log likelihood ratio of all prefix sums in each run on one dataset, (trials,).
 
-    The release is Honaker's tree or has Toeplitz noise.
+    ``world`` (0 or 1) is the dataset. The release is Honaker's tree, or has Toeplitz noise.
     """
     steps, changed = release.releases, _changed_leaf(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
@@ -262,12 +282,15 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
 
 
 def _completed_node_sums(leaves: np.ndarray, k: int) -> np.ndarray:
-    """Return the raw sums (levels, s) of the nodes that are completed at step k."""
+    """Return the sums (levels, s), without noise, of the tree's nodes that leaf k completes."""
     return np.array([leaves[end - (1 << h) : end].sum(axis=0) for end, h in nodes_at(k)])
 
 
 def _honaker_prefixes(nodes: np.ndarray, steps: int) -> np.ndarray:
-    """Return the noisy prefixes (steps, s) of Honaker's estimator, from noisy nodes (n, s)."""
+    """Return the noisy prefix sums (steps, s) of Honaker's estimator.
+
+    ``nodes`` (n, s) are the noisy sums of all nodes, in the order of their completion.
+    """
     estimates = np.zeros((steps.bit_length(), nodes.shape[1]))
     prefix_rows = np.empty((steps, nodes.shape[1]))
     for k in range(1, steps + 1):
@@ -292,17 +315,23 @@ def _faulty_tree(factor: float) -> GaussianTree:
 
 
 def _natural_log() -> GaussianTree:
-    """Plant a fault: kappa = 1 + ln(K) instead of 1 + floor(log2(K))."""
+    """Plant a fault: return the tree calibrated with kappa = 1 + ln(K), not 1 + floor(log2(K)).
+
+    kappa is the number of nodes that contain one leaf.
+    """
     return _faulty_tree(math.sqrt((1.0 + math.log(RELEASES)) / _exact_tree().depth))
 
 
 def _without_kappa() -> GaussianTree:
-    """Plant a fault: calibrate as if a record entered one node only."""
+    """Plant a fault: return the tree calibrated as if a record entered one node only."""
     return _faulty_tree(_exact_tree().depth ** -0.5)
 
 
 def _without_bias() -> GaussianTree:
-    """Plant a fault: calibrate for the covariance stream alone (sensitivity 1 in goe2, not 2)."""
+    """Plant a fault: return the tree calibrated for the sum of x x' alone.
+
+    In layout goe2 the sensitivity is then 1. That of both sums together is 2.
+    """
     covariance_sensitivity = user_sensitivity("replace", "goe2", bias_std=math.inf)
     return _faulty_tree(covariance_sensitivity / user_sensitivity("replace", "goe2"))
 
@@ -310,7 +339,10 @@ def _without_bias() -> GaussianTree:
 def _gaussian(
     name: str, statistics: Callable[[int, int, int], np.ndarray], trials: int, seed: int
 ) -> AuditResult:
-    """Audit the claim `BUDGET` by ``statistics(trials, seed, world)``, in worlds 0 and 1."""
+    """Audit the claim `BUDGET` by statistics of runs on two datasets.
+
+    ``statistics(trials, seed, world)`` returns the statistics (trials,) of dataset 0 or 1.
+    """
     trials = integer("trials", trials, at_least=2, at_most=2**32 - 1)
     first_statistics, second_statistics = (
         statistics(trials, check_seed(seed), world) for world in (0, 1)
@@ -327,17 +359,17 @@ def _gaussian(
 def _tree(
     name: str, tree: Callable[[], GaussianTree], statistics: Callable[..., np.ndarray]
 ) -> tuple[str, Audit]:
-    """Return the name and the audit of the tree that ``tree()`` returns."""
+    """Return the tuple (name, audit) for the tree that ``tree()`` returns."""
 
     def run(trials: int, seed: int) -> AuditResult:
-        """Audit the tree."""
+        """Audit the tree by ``statistics``, such as `node_statistics`."""
         return _gaussian(name, partial(statistics, tree()), trials, seed)
 
     return name, run
 
 
 def _continual(name: str) -> tuple[str, Audit]:
-    """Return the name and the audit of the continual release with this name."""
+    """Return the tuple (name, audit) for the release type ``name``, "honaker" or "toeplitz"."""
 
     def run(trials: int, seed: int) -> AuditResult:
         """Audit the release, with the least noise that meets `BUDGET`."""
@@ -356,7 +388,7 @@ def _laplace(name: str, trials: int, seed: int) -> AuditResult:
     draw = np.random.default_rng(check_seed(seed))
 
     def simulate(value: float, n: int) -> np.ndarray:
-        """Return n releases of the value."""
+        """Return n independent releases of the number ``value``."""
         return mechanism.release(np.full(n, value), open_uniforms(draw, n))
 
     return audit(
@@ -381,7 +413,7 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
     log_probabilities = [mechanism.log_probabilities(costs) for costs in costs_by_world]
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n choices in one world."""
+        """Return the log-likelihood ratios of n choices on dataset ``world`` (0 or 1)."""
         uniforms = open_uniforms(draw, (n, 2))
         if gumbel:
             chosen = [mechanism.choose_gumbel(costs_by_world[world], u) for u in uniforms]
@@ -419,7 +451,10 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     ]
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of the first crossings of n runs in one world."""
+        """Return the log-likelihood ratios of the first crossings of n runs on one dataset.
+
+        ``world`` (0 or 1) is the dataset.
+        """
         uniforms = open_uniforms(draw, (n, count + 1))
         crossings = [mechanism.first_above(queries_by_world[world], 0.0, u) for u in uniforms]
         result: np.ndarray = (log_probabilities[1] - log_probabilities[0])[
@@ -437,7 +472,9 @@ def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> 
     )
 
 
-# One value moves from one end to the other. Other values are at both ends, so all costs change.
+# The datasets of `_private_range` and of the winsorized means: one value is at the lower end on
+# dataset 0, and at the upper end on dataset 1. The other values are at both ends, so that the cost
+# of every range changes.
 _END_VALUES = (-1e3, 1e3)
 _OTHER_VALUES = np.repeat(_END_VALUES, 2)
 # Likelihood ratios are rounded to this number of digits. Their last bits depend on the last bits of
@@ -446,7 +483,7 @@ _DIGITS = 9
 
 
 def _private_range(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit `private_range` on two datasets; each prefers a different midpoint of the range."""
+    """Audit `private_range` on two datasets, on which different ranges are the most probable."""
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
@@ -455,7 +492,7 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     )
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n private ranges in one world."""
+        """Return the log-likelihood ratios of n private ranges on dataset ``world`` (0 or 1)."""
         lower_ends = [
             private_range(values_by_world[world], 1.0, radius, bound, u)[0]
             for u in open_uniforms(draw, n)
@@ -479,15 +516,18 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
 def _log_density(
     values: np.ndarray, epsilon: float, radius: float, bound: float, y: np.ndarray
 ) -> np.ndarray:
-    """Compute the log density of the winsorized mean of ``values`` at each y, up to a constant.
+    """Return the log density of the private winsorized mean of ``values`` at each y.
 
-    It is a mixture of Laplace densities over the private ranges.
+    It is correct up to a constant. The density is a mixture of Laplace densities over the private
+    ranges. ``epsilon``, ``radius`` and ``bound`` are the arguments of `winsorized_mean_1d`.
     """
-    midpoints, logs = range_distribution(values, epsilon / 2.0, radius, bound)
+    midpoints, log_probabilities = range_distribution(values, epsilon / 2.0, radius, bound)
     low = midpoints - 2.0 * radius
     means = np.clip(values, low[:, None], low[:, None] + 4.0 * radius).mean(axis=1)
     scale = 8.0 * radius / (len(values) * epsilon)
-    result: np.ndarray = np.logaddexp.reduce(logs - np.abs(y[..., None] - means) / scale, axis=-1)
+    result: np.ndarray = np.logaddexp.reduce(
+        log_probabilities - np.abs(y[..., None] - means) / scale, axis=-1
+    )
     return result
 
 
@@ -498,7 +538,7 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n private means in one world."""
+        """Return the log-likelihood ratios of n private means on dataset ``world`` (0 or 1)."""
         uniforms = open_uniforms(draw, (n, 2))
         y = np.array(
             [winsorized_mean_1d(values_by_world[world], 1.0, radius, bound, *u) for u in uniforms]
@@ -539,7 +579,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         x[:, 0] = np.append(_OTHER_VALUES, end)
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n private means of vectors in one world."""
+        """Return the log-likelihood ratios of n private mean vectors on dataset ``world``."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
         # Change the uniforms so that they give Laplace noise multiplied by ``noise``.
@@ -569,11 +609,11 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 
 
 def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a statistic with Gaussian noise of the claimed variance, added in float64.
+    """Audit a sum with Gaussian noise of the claimed variance, added in float64: a planted fault.
 
-    The two records have no special property. They are distinguished by doubles that cannot
-    be released. The statistic is 1 if the second record can lead to the release, minus 1
-    if the first record can.
+    The two records have no special property. They are distinguished by doubles that cannot be
+    released. The statistic is 1 if only the second record can lead to the released doubles, -1 if
+    only the first can, and else 0.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw, d = np.random.default_rng(check_seed(seed)), 6

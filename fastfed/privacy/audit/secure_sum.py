@@ -1,9 +1,10 @@
 """Audits of secure sums: whole transcripts of integers, their low bits, and planted faults.
 
 An audit looks at what the server and the colluding silos see: for every release, the honest silos'
-sum modulo 2^64, computed by the mechanism's encoding, factor and noise shares. There are two
-statistics. One is the log likelihood ratio of a worst pair of records. The other is the number of
-low bits in which a release agrees with the noiseless result of either of two ordinary records.
+sum modulo 2^64, computed by the mechanism's encoding, factor and noise shares. Two neighbouring
+datasets, world 0 and world 1, differ in one record of the first leaf (batch). There are two
+statistics. One is the log likelihood ratio of a worst pair of records. The other compares the low
+bits of a release with the noiseless results of two ordinary records.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fastfed.privacy.releases.prefix_sums import toeplitz_factor
 from fastfed.privacy.sensitivity import Budget
 
 Audit = Callable[[int, int], AuditResult]
-#: Features of the changed leaf's record in the two worlds, both with reward 1.
+#: The features of the record that differs, in world 0 and in world 1. Its reward is 1.
 Pair = tuple[tuple[float, ...], tuple[float, ...]]
 
 BUDGET = Budget(1.0, 0.01)
@@ -40,16 +41,21 @@ _LOW_BITS = 24
 
 
 def calibrated(colluders: int = COLLUDERS) -> SecureSum:
-    """Return the audited mechanism: a square-root Toeplitz factor, calibrated for these colluders.
+    """Return the audited secure sum, with a square-root Toeplitz factor.
 
-    The factor is scaled by 14747 / 2^14. 14747 is odd, so that records differ in their last bits.
+    Its noise is calibrated for this number of colluders. The factor is multiplied by 14747 / 2^14.
+    14747 is odd, so that sums of different records differ in their last bits.
     """
     factor = toeplitz_factor(RELEASES) * (14747.0 / 2.0**14)
     return calibrate_secure_sum(BUDGET, factor, SILOS, colluders, _D, points=1000)
 
 
 def _leaves(mechanism: SecureSum, x: tuple[float, ...]) -> np.ndarray:
-    """Return encoded leaf sums (K, s), uint64: a known record per leaf, and x in the first leaf."""
+    """Return the encoded sums (K, s), uint64, of K leaves (batches) of one silo.
+
+    Each leaf has one known record. The first leaf also has the record with features ``x`` and
+    reward 1.
+    """
     sums = np.zeros((mechanism.releases, mechanism.size))
     for leaf in sums:
         linalg.accumulate(leaf, np.full(_D, math.sqrt(0.5)), 1.0)
@@ -67,10 +73,11 @@ def transcripts(
     honest: int | None = None,
     coarse: int = 0,
 ) -> np.ndarray:
-    """Simulate the sums over honest silos of every release and run, (runs, K, s), uint64.
+    """Return the simulated sums over honest silos, (runs, K, s), uint64, of every run and release.
 
-    ``honest`` is the number of silos that add noise (default: those that are counted). ``coarse``
-    plants a fault: this many last bits of the noise are 0.
+    ``pair[world]`` is the record of the first leaf. ``honest`` is the number of silos that add
+    noise. Its default is the number for which the noise was calibrated. ``coarse`` plants a fault:
+    the number of last bits of the noise that are 0.
     """
     leaves = _leaves(mechanism, pair[world])
     noiseless = np.array([mechanism.row(leaves[:k]) for k in range(1, mechanism.releases + 1)])
@@ -87,15 +94,16 @@ def transcripts(
 
 
 def _signed(values: np.ndarray) -> np.ndarray:
-    """Convert integers modulo 2^64 to the float64 numbers closest to 0."""
+    """Return integers modulo 2^64 as float64 numbers from -2^63 to 2^63."""
     result: np.ndarray = values.view(np.int64).astype(np.float64)
     return result
 
 
 def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
-    """Compute a statistic (runs,) of transcripts: the log likelihood ratio of Gaussian noise.
+    """Return a statistic (runs,) of transcripts: the log likelihood ratio of Gaussian noise.
 
-    ``sums`` are the result of `transcripts`, and ``pair`` the records of the two worlds.
+    The noise of a secure sum is binomial and close to Gaussian. ``sums`` is the result of
+    `transcripts`, and ``pair`` has the records of the two worlds.
     """
     first, second = (_leaves(mechanism, x) for x in pair)
     change = [
@@ -109,18 +117,19 @@ def likelihood(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray
 
 
 def low_bits(mechanism: SecureSum, pair: Pair, sums: np.ndarray) -> np.ndarray:
-    """Compare the low bits of the first release with the noiseless results of two records.
+    """Return a statistic (runs,) that compares the low bits of the first release with two records.
 
-    Return (runs,): the number of low bits in which the release agrees with the second record, minus
-    the number for the first record. At most 24 bits of each entry are compared.
+    It is the number of consecutive last bits in which the release agrees with the noiseless result
+    of the second record of ``pair``, minus this number for the first record. At most 24 bits of
+    each entry are compared.
     """
     counts = []
     for x in pair:
         differences = sums[:, 0] - mechanism.row(_leaves(mechanism, x)[:1])
+        # A 1 at bit 24 limits the count. x & -x is the lowest bit of x that is 1.
         marked = differences | np.uint64(1 << _LOW_BITS)
-        # x & -x is the lowest bit of x that is 1.
-        lowest = (marked & (~marked + np.uint64(1))).astype(np.float64)
-        counts.append(np.log2(lowest).sum(axis=1))
+        lowest_one = (marked & (~marked + np.uint64(1))).astype(np.float64)
+        counts.append(np.log2(lowest_one).sum(axis=1))
     result: np.ndarray = counts[1] - counts[0]
     return result
 
@@ -154,14 +163,14 @@ def _audit(
 
 
 def _half_noise() -> SecureSum:
-    """Plant a fault: half of the noise's standard deviation."""
+    """Plant a fault: return the secure sum with half of the noise's standard deviation."""
     mechanism = calibrated()
     bias, off_diagonal, diagonal = (n // 8 * 2 for n in mechanism.trials)
     return msgspec.structs.replace(mechanism, trials=(bias, off_diagonal, diagonal))
 
 
 def _long_columns() -> SecureSum:
-    """Plant a fault: a factor whose columns are twice as long as those accounted for."""
+    """Plant a fault: return the secure sum with the factor doubled, but not the noise."""
     mechanism = calibrated()
     doubled = tuple(tuple(2 * c for c in row) for row in mechanism.factor)
     return msgspec.structs.replace(mechanism, factor=doubled)

@@ -1,8 +1,9 @@
 """Amplification by shuffling silos' messages (zhou-chowdhury-2024, Lemma F.2, Theorem 5.3).
 
 Each message is a noisy p-sum: the sum of a silo's records below one node of the tree. A shuffler
-between silos and server can only improve privacy, so the guarantee of silo-level local DP (LDP)
-with the same noise holds, too. The reported epsilon is the smaller one of the two guarantees.
+between silos and server can only improve privacy. So two guarantees hold: that of Lemma F.2, and
+that of silo-level local DP (LDP) with the same noise. The reported epsilon is the smaller of the
+two.
 """
 
 from __future__ import annotations
@@ -41,15 +42,19 @@ _SOURCE = {
 _RETURNING = (
     "exact silo-level LDP accounting (Balle & Wang 2018, Theorem 8) of all records of a user"
 )
-# The inner delta of Lemma F.2 is chosen on a grid of this many points, then on finer grids around
-# the best point.
+# The inner delta, a free parameter of Lemma F.2, is chosen on grids of 32 points. The first grid
+# covers all useful values, and each of the next two grids is around the best point of the grid
+# before it.
 _GRID_POINTS, _REFINEMENTS = 32, 3
-# Shares of delta that are tried: the inner delta may use at most this share of delta.
+# The inner delta may use at most one of these shares of delta. All shares are tried.
 _INNER_SHARES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 
 
 class Amplified(NamedTuple):
-    """The result of Lemma F.2, and whether its condition holds; if not, nothing is proven."""
+    """The (epsilon, delta) of Lemma F.2, and whether the lemma's condition holds.
+
+    If ``holds`` is false, nothing is proven.
+    """
 
     epsilon: float
     delta: float
@@ -59,18 +64,20 @@ class Amplified(NamedTuple):
 def amplified(
     epsilon0: float, delta0: float, points: float, silos: int, inner_delta: float
 ) -> Amplified:
-    """Apply Lemma F.2 to the shuffled messages of silos with ``points`` points each.
+    """Return the guarantee of Lemma F.2 for the shuffled messages of silos.
 
-    The local mechanism is Gaussian and (epsilon0, delta0)-private. With N silos and n points,
+    Each silo has n = ``points`` points. The local mechanism, which makes a silo's message, is
+    Gaussian and (epsilon0, delta0)-private. With N = ``silos``,
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^{n epsilon0} ln(4/inner)/N) + 8 e^{n epsilon0}/N)),
     delta = tanh(epsilon0/2) inner + N (e^epsilon + 1) (1 + e^{-epsilon0}/2) delta0,
-    under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. The lemma needs
-    a local mechanism that is (n epsilon0, delta0)-private, with the same delta0, between any two
-    datasets of n points. Let one record change the sum by at most D. Classical noise of std
-    D sqrt(2 ln(1.25/delta0)) / epsilon0 meets this need for n epsilon0 <= 1; tighter noise does
-    not. n >= 1 is the distance of two datasets in units of D, and need not be an integer.
-    inner_delta is a free parameter in (0, 1]. Where e^{n epsilon0} would overflow, epsilon and
-    delta are infinite.
+    under the conditions epsilon0 <= ln(N / (16 ln(2/inner))) / n and epsilon0 < 1. Here inner is
+    ``inner_delta``, a free parameter in (0, 1].
+
+    The lemma needs a local mechanism that is (n epsilon0, delta0)-private, with the same delta0,
+    between any two datasets of n points. Let one record change the sum by at most D. Noise of the
+    classical std D sqrt(2 ln(1.25/delta0)) / epsilon0 meets this need for n epsilon0 <= 1; noise of
+    exact calibration does not. n >= 1 is the distance of two datasets in units of D, and need not
+    be an integer. Where e^{n epsilon0} would overflow, epsilon and delta are infinite.
     """
     epsilon0 = number("epsilon0", epsilon0, above=0)
     delta0 = number("delta0", delta0, at_least=0, below=1)
@@ -87,7 +94,7 @@ def amplified(
 
 
 def _epsilon0_limit(silos: int, inner_delta: float) -> float:
-    """Return the largest n epsilon0 that Lemma F.2 allows; at most 0 if it allows none.
+    """Return the largest n epsilon0 that Lemma F.2 allows. It is at most 0 if none is allowed.
 
     Here n is the number of points of a silo, see `amplified`.
     """
@@ -95,7 +102,7 @@ def _epsilon0_limit(silos: int, inner_delta: float) -> float:
 
 
 def _amplified_epsilon(epsilon0: float, n: float, silos: int, inner_delta: float) -> float:
-    """Compute the epsilon of Lemma F.2 for silos of n points each, see `amplified`."""
+    """Return the epsilon of Lemma F.2 for silos of n points each, see `amplified`."""
     log_term = math.log(4.0) - math.log(inner_delta)
     ratio = math.exp(n * epsilon0) / silos
     return math.log1p(math.tanh(epsilon0 / 2.0) * 8.0 * (math.sqrt(ratio * log_term) + ratio))
@@ -104,13 +111,13 @@ def _amplified_epsilon(epsilon0: float, n: float, silos: int, inner_delta: float
 def amplified_std(
     epsilon: float, delta: float, points: float, silos: int, sensitivity: float = 2.0
 ) -> float | None:
-    """Compute the least noise with which Lemma F.2 proves (epsilon, delta) for a shuffled p-sum.
+    """Return the least noise std with which Lemma F.2 proves (epsilon, delta) for a shuffled p-sum.
 
     ``sensitivity`` is the largest change of the p-sum by one record. The p-sums of any two datasets
-    of a silo differ by at most n ``sensitivity``, with n = ``points`` >= 1. For each inner delta,
-    the lemma is solved for epsilon0 and then for delta0; the best inner delta is used. The result
-    is noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0, subject to n epsilon0 <= 1 (see
-    `amplified`). It is None if there are too few silos: the lemma needs
+    of a silo differ by at most n ``sensitivity``, with n = ``points`` >= 1. For each value of the
+    inner delta, the lemma is solved for epsilon0 and then for delta0, and the value with the least
+    noise is used. The result is noise_std = sensitivity sqrt(2 ln(1.25/delta0)) / epsilon0, subject
+    to n epsilon0 <= 1 (see `amplified`). It is None if there are too few silos: the lemma needs
     silos > 16 ln(2/inner delta), so at least 12.
     """
     epsilon = number("epsilon", epsilon, above=0)
@@ -135,7 +142,7 @@ def amplified_std(
 
 @lru_cache(8192)
 def _unit_std(epsilon: float, delta: float, n: float, silos: int, inner: float) -> float:
-    """Compute noise_std / sensitivity of `amplified_std` for one inner delta.
+    """Return noise_std / sensitivity of `amplified_std` for one value of the inner delta.
 
     ``n`` is the argument ``points`` there, and ``inner`` the inner delta. The result is infinite if
     Lemma F.2 proves nothing.
@@ -182,17 +189,18 @@ def amplified_tree_std(
     layout: str = "goe2",
     covariance_ratio: float = 1.0,
 ) -> float | None:
-    """Compute the least noise_std of the shuffled p-sum tree for which Lemma F.2 proves the budget.
+    """Return the least noise_std of the shuffled p-sum tree for which Lemma F.2 proves the budget.
 
     A message is the noisy p-sum of one node, with the sums of x y and of x x^T, and is shuffled as
     a whole. So it is one Gaussian mechanism on at most n = batch_size 2^(kappa - 1) records of a
-    silo. One record changes it by at most D, the joint sensitivity under the budget's relation, and
-    two datasets of n records are at most n joint sensitivities of replacement apart. A record
-    enters kappa messages, each shuffled with the other silos' messages of its release.
+    silo. One record changes the p-sum by at most D, the joint sensitivity under the budget's
+    relation. The p-sums of two datasets of n records differ by at most n times the joint
+    sensitivity under "replace". A record enters kappa messages, each shuffled with the other silos'
+    messages of its release.
 
-    A second account splits each message into two, one for each sum: 2 kappa messages, whose
-    datasets are 2 n apart. Under "iid" and "goe1" it may need less noise. The smaller noise is
-    returned.
+    A second account treats each message as two messages, one for each sum. There are then 2 kappa
+    messages, and the sums of two datasets differ by at most 2 n. In layouts "iid" and "goe1" this
+    account may need less noise. The smaller noise is returned.
 
     Each of q messages gets (epsilon/q, delta/q) by basic composition, or
     epsilon/(2 sqrt(2 q ln(2/delta))) and delta/(2 q) by advanced composition, whichever needs less
@@ -211,8 +219,9 @@ def amplified_tree_std(
     record_sensitivity = joint_sensitivity(budget.relation, layout, cov_std=covariance_ratio)
     dataset_distance = points * joint_sensitivity("replace", layout, cov_std=covariance_ratio)
     candidates = [_composed_std(budget, kappa, dataset_distance, silos, record_sensitivity)]
-    # Under goe2, datasets are at most 2 n apart even in a whole message, so the first account is
-    # better. With covariance_ratio < 1, the sums of x x^T alone might be farther apart than 2 n.
+    # In layout goe2, whole messages of two datasets differ by at most 2 n, too, so the first
+    # account is better. With covariance_ratio < 1, the sums of x x^T alone might differ by more
+    # than 2 n, in units of their noise.
     if layout != "goe2" and covariance_ratio >= 1.0:
         single_stream_sensitivity = sum_sensitivity(budget.relation)
         candidates.append(
@@ -224,10 +233,11 @@ def amplified_tree_std(
 def _composed_std(
     budget: Budget, message_count: int, dataset_distance: float, silos: int, sensitivity: float
 ) -> float | None:
-    """Compute the least noise_std of a composition of shuffled messages by Lemma F.2.
+    """Return the least noise_std with which Lemma F.2 proves a budget for several messages.
 
-    ``dataset_distance`` is the largest distance of two datasets in one message, and ``sensitivity``
-    the largest change of one message by one record. Return None if the lemma proves nothing.
+    A record enters ``message_count`` messages. ``dataset_distance`` is the largest difference of
+    one message between two datasets, and ``sensitivity`` the largest change of one message by one
+    record. Return None if the lemma proves nothing.
     """
     epsilon, delta = budget.epsilon, budget.delta
     log_term = math.log(2.0) - math.log(delta)
@@ -245,7 +255,7 @@ def _composed_std(
 
 
 def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute the noise std s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
+    """Return the noise std s of zhou-chowdhury-2024, Theorem 5.3, with constant 1 for its order.
 
     s^2 = 2 kappa ln(1/delta) ln(kappa/(delta T)) ln(M kappa/delta) / (epsilon^2 M), where kappa
     is the depth of the tree of ``releases`` releases, T = ``horizon`` the number of rounds of a
@@ -265,7 +275,7 @@ def theorem_5_3_std(budget: Budget, releases: int, silos: int, horizon: int) -> 
 
 
 def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: int) -> float:
-    """Compute the noise std s of the published experiment code of zhou-chowdhury-2024.
+    """Return the noise std s of the published experiment code of zhou-chowdhury-2024.
 
     s^2 = kappa ln(1/delta) ln(1 + kappa/(T delta)) ln(M kappa/delta) / (epsilon^2 M), with the
     names of `theorem_5_3_std`. s is 0 if nothing is released.
@@ -281,7 +291,7 @@ def published_shuffle_std(budget: Budget, releases: int, silos: int, horizon: in
 def _check_sizes(
     budget: Budget, releases: int, silos: int, horizon: int
 ) -> tuple[int, int, int, float]:
-    """Check the arguments; return the depth kappa of the tree, silos, horizon and delta."""
+    """Return (depth kappa of the tree, silos, horizon, delta), after a check of the arguments."""
     return (
         depth(releases),
         integer("silos", silos, at_least=1),
@@ -308,7 +318,7 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     batch_size : int
         B, the number of points of a silo in one leaf.
     horizon : int
-        T. The other fields are those of `GaussianTree`.
+        T, the number of rounds of a silo. The other fields are those of `GaussianTree`.
 
     Raises
     ------
@@ -317,10 +327,10 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
 
     Notes
     -----
-    Guarantee: for every observer of shuffled messages, and one record as in `GaussianTree`, the
-    better of silo-level LDP, which holds without the shuffler, and Lemma F.2. With returning > 1 it
-    is silo-level LDP, because the lemma is about one record. Source: zhou-chowdhury-2024, Lemma F.2
-    and Theorem 5.3.
+    Guarantee: for every observer of the shuffled messages, and for one record as in `GaussianTree`,
+    the smaller epsilon of two accounts. One is silo-level LDP, which holds without the shuffler,
+    and the other is Lemma F.2. With returning > 1 only silo-level LDP applies, because the lemma is
+    about one record. Source: zhou-chowdhury-2024, Lemma F.2 and Theorem 5.3.
     """
 
     silos: int
@@ -328,21 +338,21 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
     horizon: int
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         GaussianTree.__post_init__(self)
         integer("silos", self.silos, at_least=1)
         integer("batch_size", self.batch_size, at_least=1)
         integer("horizon", self.horizon, at_least=1)
 
     def ldp(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the exact epsilon of silo-level LDP, without the shuffler."""
+        """Return the exact epsilon of silo-level LDP, which holds without the shuffler."""
         return GaussianTree.exact(self, delta, relation)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon at ``delta``: the smaller one of silo-level LDP and Lemma F.2.
+        """Return the proven epsilon: the smaller of those of silo-level LDP and of Lemma F.2.
 
-        Default: the budget's delta. With returning > 1, the lemma does not apply, and the result is
-        the epsilon of silo-level LDP.
+        The defaults of ``delta`` and ``relation`` are those of the budget. With returning > 1 the
+        lemma does not apply, and the result is the epsilon of silo-level LDP.
         """
         relation = named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -374,21 +384,28 @@ class AmplifiedTree(GaussianTree, frozen=True, kw_only=True):
         return lemma_std is not None and lemma_std <= self.noise_std
 
     def _lemma_std(self, budget: Budget) -> float | None:
-        """Return the least noise_std for which Lemma F.2 proves a budget; None if there is none."""
+        """Return the least noise_std with which Lemma F.2 proves ``budget`` for this tree.
+
+        Return None if no noise_std does.
+        """
         return amplified_tree_std(
             budget, self.releases, self.silos, self.batch_size, self.layout, self.covariance_ratio
         )
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting under its relation, and the assumptions."""
+        """Return the assumptions of the proof, and the condition that the claim holds."""
         proven_epsilon = self.exact()
         claim = noise_claim(self.budget, proven_epsilon, note=self._remark(proven_epsilon))
-        # The lemma assumes that other silos' messages hide a silo's; silo-level LDP does not.
+        # Lemma F.2 assumes that the messages of other silos hide a silo's message. Silo-level LDP
+        # does not need this.
         hiding = [HIDING] if proven_epsilon < self.ldp() else []
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a remark for the certificate: what proves epsilon, or what cannot be checked."""
+        """Return a remark for the certificate on the proof of ``proven_epsilon``.
+
+        It says which account proves this epsilon, or what cannot be checked.
+        """
         if self.calibration == "published-code":
             return "computed; no theorem states these constants"
         if self.calibration == "theorem":
@@ -422,18 +439,18 @@ def calibrate_shuffled_tree(
     layout: str | None = None,
     returning: int = 1,
 ) -> AmplifiedTree:
-    """Calibrate the p-sum tree whose noisy p-sums are shuffled over silos.
+    """Calibrate the p-sum tree of every silo, whose noisy p-sums are shuffled over silos.
 
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
-        K = T / B.
+        K = T / B, the number of releases.
     silos : int
         M, the number of silos.
     batch_size : int
-        B.
+        B, the number of points of a silo in one leaf.
     horizon : int
         T, the number of rounds of a silo.
     calibration : {"exact", "theorem", "published-code"}

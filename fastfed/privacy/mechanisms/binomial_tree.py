@@ -1,7 +1,7 @@
 """Shuffled vector sums in a tree: sums of fixed-point encoded records with binomial noise.
 
-Users send bits: their record in fixed point, and noise bits. A mechanism object computes its
-privacy from the number of noise bits, whatever rule chose this number.
+Each user sends bits that encode their record in fixed point, and noise bits. A `BinomialTree`
+computes its privacy from the number of noise bits, whatever rule chose this number.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ _SOURCE = {
 }
 #: Variance of one noise bit.
 VARIANCE = COIN_P * (1.0 - COIN_P)
-# "exact" raises g until the noise std is at least this many encoding levels. The binomial's
-# skewness then costs less than 2 % of noise at every usual budget.
+# Calibration "exact" raises g, the number of encoding levels per unit, until the noise std is at
+# least this number of levels. The skewness of the binomial then requires less than 2 % more noise
+# at every usual budget.
 EXACT_LEVELS = 150.0
-# If a user takes part in several batches, "exact" also raises g until the rounding of the user's
-# records requires at most this fraction of additional noise.
+# If a user takes part in several batches, calibration "exact" also raises g until the rounding of
+# the user's records requires at most this fraction of additional noise.
 _EXACT_ROUNDING = 0.02
 
 
@@ -86,7 +87,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     vector_scale : float
         The factor of the published code, for calibration "published-code".
     honest_fraction : float
@@ -122,7 +123,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("releases", self.releases, at_least=0)
         integer("batch_points", self.batch_points, at_least=1)
         integer("dimension", self.dimension, at_least=1)
@@ -141,12 +142,12 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
     @property
     def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
+        """Return the relation of the budget, which is the default ``relation`` of all methods."""
         return self.budget.relation
 
     @property
     def depth(self) -> int:
-        """Return kappa, the number of levels; one record enters at most kappa nodes."""
+        """Return kappa, the number of levels of the tree. One record enters at most kappa nodes."""
         return tree_levels(self.releases)
 
     @property
@@ -163,14 +164,15 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return self.users(level) * self.b[level]
 
     def counted(self, level: int) -> int:
-        """Return the number of a coordinate's noise bits that the account counts.
+        """Return the number of noise bits that the account counts for a coordinate of a node.
 
-        These are the bits of the fraction `honest_fraction` of the users of a node of this level.
+        It is the number of bits of floor(h n_j) users, with h = `honest_fraction` and the n_j users
+        of a node of this level.
         """
         return counted_users(self.honest_fraction, self.users(level)) * self.b[level]
 
     def noise_std(self, level: int) -> float:
-        """Return the std of a coordinate's binomial noise, in units of the sum."""
+        """Return the std of the noise in a coordinate of a node, in units of the sum."""
         return math.sqrt(VARIANCE * self.trials(level)) / self.g[level]
 
     def rounding_std(self, level: int) -> float:
@@ -204,13 +206,13 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return joint_sensitivity(relation, "iid", self.dimension)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of Gaussian noise of the same variance.
+        """Return the GDP parameter mu of Gaussian noise with the variance of the binomial noise.
 
         This is only an approximation. `exact` returns the proven epsilon. mu^2 is the sum over
-        levels j of R_j g_j^2 D^2 / (3/16 N_j), where D is the joint sensitivity, g_j the number of
-        encoding steps for a value of 1, N_j the number of counted bits, each of variance 3/16, and
-        R_j the largest sum of squared numbers of records that one user has in the nodes of the
-        level (`participation.level_squares`; 1 for one batch).
+        levels j of R_j g_j^2 D^2 / (3/16 N_j). D is the joint sensitivity, g_j the number of
+        encoding levels per unit, and N_j the number of counted noise bits, each of variance 3/16.
+        R_j is the largest sum over the nodes of the level of the squared number of one user's
+        records in the node (`participation.level_squares`). It is 1 for a user of one batch.
         """
         record_sensitivity = self._sensitivity(relation)
         if any(self.counted(j) == 0 for j in range(self.depth)):
@@ -242,14 +244,14 @@ class BinomialTree(msgspec.Struct, frozen=True):
         return VectorSumAccount(nodes, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon of all releases, at delta (default: the budget's).
+        """Return the proven epsilon of all releases, at delta (default: the budget's).
 
-        The result is infinite if no epsilon is proven.
+        The result is infinite if no finite epsilon is proven.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by the proven account, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         budget = self.budget
         note = ""
         if self.calibration == "theorem" and self.depth:
@@ -273,7 +275,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
 
 def unproven_text(budget: Budget) -> str:
-    """Return the condition that fails if no epsilon is proven for the noise bits."""
+    """Return the text of the condition that fails if no epsilon is proven for the noise bits."""
     return (
         f"an epsilon at most {budget.epsilon:g} is proven for this noise at delta "
         f"{budget.delta:g} under {budget.relation}"
@@ -296,11 +298,12 @@ def _level_nodes(effect: tuple[int, int, int], trials: int, norm: float, coordin
     ``effect`` is (squares, nodes, most) of `level_squares`, ``trials`` the number of counted noise
     bits, and ``norm`` is S, the largest change of the encoded vector by one record.
 
-    Let c <= most of the user's records be in one node, with s coordinates. Each record is rounded
-    separately, but the account is about one rounded vector. So assume that the observer knows the
-    uniform U that rounds each of the other c - 1 records. Then r = floor(w + U) and
-    r' = floor(w + t + U) differ from t by less than 1 in each coordinate. In total, the one
-    remaining vector changes by at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
+    Let c <= most of the user's records be in one node, with s = ``coordinates`` coordinates. Each
+    record is rounded separately, but the account is about one rounded vector. So assume that the
+    observer knows the uniform U that rounds each of the other c - 1 records. If a record changes a
+    coordinate from w to w + t, its rounded value changes from floor(w + U) to floor(w + t + U), and
+    this change differs from t by less than 1. In total, the one remaining vector changes by at most
+    c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
     """
     squares, count, most_records = effect
     norm += (1.0 - 1.0 / most_records) * math.sqrt(coordinates)
@@ -339,13 +342,13 @@ def calibrate_vector_sum(
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
-        K.
+        K, the number of releases.
     batch_points : int
-        n, the number of users of a leaf.
+        n, the number of users of a leaf, over all silos.
     dimension : int
-        d.
+        d, the length of a feature vector.
     calibration : {"exact", "theorem", "published-code"}
         The rule, with n_j = batch_points 2^j users, kappa levels, and
         g_j = max(ceil(2 sqrt n_j), d, 4):
@@ -439,12 +442,13 @@ def _least_noise(
     honest_fraction: float,
     effects: tuple[tuple[int, int, int], ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Compute encoding levels g_j and the least noise bits b_j of every level j of the tree.
+    """Return encoding levels g_j and the least noise bits b_j of every level j of the tree.
 
     All nodes together are proven to meet the budget. ``users`` and ``default_levels`` are the users
-    and published encoding levels of a node of each level, and ``effects`` the `level_squares`. A
-    share of delta is for the tails of the noise, the rest for the Gaussian part of the account. The
-    share is chosen so that the noise is smallest at the level with the widest windows.
+    and published encoding levels of a node of each level, and ``effects`` the results of
+    `level_squares`. A share of delta covers the tails of the noise, and the rest the Gaussian part
+    of the account. The share is chosen so that the noise is smallest at the tree level with the
+    widest windows.
     """
     coordinates = coordinates_of(dimension)
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)
@@ -465,7 +469,10 @@ def _least_noise(
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
-        """Return the mu allowed for one record in a node, and the tail of one coordinate."""
+        """Return the mu that one record may have in a node, and the tail of one coordinate.
+
+        ``share_of_delta`` is the share of delta that covers the tails of all coordinates.
+        """
         remaining_delta = (
             budget.delta * (1.0 - share_of_delta) / (1.0 - budget.delta * share_of_delta)
         )
@@ -507,7 +514,7 @@ def _least_noise(
 
 
 def smallest_bits(first_guess: float, limit: float, value_at: Callable[[int], float]) -> int:
-    """Find the smallest integer b >= 1 with value_at(b) <= limit, with relative error 2^-40.
+    """Return the smallest integer b >= 1 with value_at(b) <= limit, with relative error 2^-40.
 
     ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b), by which
     the search extrapolates; other functions only take more steps.

@@ -10,26 +10,26 @@ the bit 1. Let H(k) = sum_n (P_1(n) - e^epsilon P_0(n))_+, where P_1 and P_0 are
 if the user's bit before the flip is 1 and 0. Then the number of ones is (epsilon, delta)-private
 under replacement of one reward, with delta = max_k H(k), and no smaller delta holds.
 
-1. Rewards between low and high. A user's message has a mixture of the laws for the bits 0 and 1.
-   The hockey-stick divergence is jointly convex, so bits of the other users are the worst case. For
-   the user's rewards y > y' in [0, 1], P_y and P_y' have the part y' P_1 + (1 - y) P_0 in common,
-   and the remaining parts are (y - y') P_1 and (y - y') P_0. So the divergence is at most that of
-   P_1 and P_0.
+1. Rewards between low and high, scaled to [0, 1]. The law of a user's message is a mixture of the
+   laws for the bits 0 and 1. The hockey-stick divergence is jointly convex, so it is largest if the
+   other users' rewards are 0 or 1, that is, bits. For the user's rewards y > y' in [0, 1], P_y and
+   P_y' have the part y' P_1 + (1 - y) P_0 in common, and the remaining parts are (y - y') P_1 and
+   (y - y') P_0. So the divergence is at most that of P_1 and P_0.
 2. The other direction, from P_1 to P_0, is H(B - 1 - k): exchange the names of the bits.
-3. No k is the worst one for all q and epsilon. For q = 0.1 and B = 3, k = 1 is the worst at epsilon
-   = 0, and k = 2 at epsilon = 1. So the account takes the maximum over k.
+3. No single k gives the maximum for all q and epsilon. For q = 0.1 and B = 3, H(k) is largest for
+   k = 1 at epsilon = 0, and for k = 2 at epsilon = 1. So the account takes the maximum over k.
 4. Fewer users are not better. With one user more, the number of ones has an independent bit added,
    which is post-processing. So the H of B users and k ones is at most that of B - 1 users and k
    ones, and that of B - 1 users and k - 1 ones. The account uses this twice. A plan with batches of
    different sizes has the delta of its smallest batch. And for large B, s users are left out: the
    maximum over k' = 0, s + 1, 2 (s + 1), ... of B - s users bounds H(k) for all k of B users,
    because each k has a k' in [k - s, k].
-5. More flips are not worse: flipping each bit once more maps N ones to Bin(N, 1 - r) + Bin(B - N,
-   r), which is post-processing.
+5. A larger flip probability does not increase delta: flipping each bit once more, with probability
+   r, maps N ones to Bin(N, 1 - r) + Bin(B - N, r), which is post-processing.
 
 Each user is in one batch, and batches are independent given the actions, so the guarantee of one
 batch holds for all batches together (parallel composition, also if later actions depend on earlier
-counts). Whatever the shuffler does, each bit has the pure epsilon of `user_bit`.
+counts). Even if the shuffler cannot be trusted, each bit has the pure epsilon of `user_bit`.
 """
 
 from __future__ import annotations
@@ -45,35 +45,36 @@ from fastfed.privacy.mechanisms.reward_release import PUBLIC_CONTEXTS
 from fastfed.privacy.mechanisms.user_bit import DEVICES, FLIP_UNITS, UserBits, epsilon_of, flips_of
 from fastfed.privacy.sensitivity import Budget, named_delta
 
-#: The account counts at most this number of users, and evaluates about `_GRID` values of k.
+#: The account treats a larger batch as one of `_MAX_USERS` users, and evaluates H(k) for about
+#: `_GRID` values of k.
 _MAX_USERS, _GRID = 2**15, 128
 #: Bound on the relative rounding errors of probabilities, and the share of delta that covers
 #: probabilities which are left out.
 _ROUNDING, _LEFT_OUT = 1e-10, 1e-9
-#: Smaller deltas have the account of single bits.
+#: For a delta below this number, the account is that of single bits, without the shuffler.
 _MIN_DELTA = 1e-200
 _SOURCE = "the number of ones of a batch of randomised responses (Warner 1965), exact for counts"
 
 
 @cached
 def epsilon_of_count(flips: int, users: int, delta: float) -> float:
-    """Compute the epsilon of the number of ones in a batch, at delta.
+    """Return the epsilon of the number of ones among a batch's flipped bits, at delta.
 
     Parameters
     ----------
     flips : int
         2^53 times the probability of a flip, in 1..2^52 - 1.
     users : int
-        Number B of users of the batch, the user included. >= 1.
+        B >= 1, the number of users of the batch, including the user who is protected.
     delta : float
         In [0, 1).
 
     Returns
     -------
     float
-        An upper bound that includes rounding errors. It exceeds the exact epsilon by a relative
-        1e-6 for B <= 128. For more users, it is at most the epsilon of 1 % fewer users, and for
-        more than 32 768 users that of 32 768 users.
+        An upper bound that includes rounding errors. For B <= 128 it exceeds the exact epsilon by a
+        relative 1e-6. For more users, it is at most the epsilon of 1 % fewer users. For more than
+        32 768 users, it is the epsilon of 32 768 users.
     """
     pure = epsilon_of(flips)
     if delta < _MIN_DELTA:
@@ -96,7 +97,7 @@ class BitCounts(UserBits, frozen=True):
     Parameters
     ----------
     flips, budget, returning
-        As in `UserBits`. ``returning`` must be 1.
+        See `UserBits`. ``returning`` must be 1.
     users : int
         B, the number of users of the smallest batch.
 
@@ -110,22 +111,22 @@ class BitCounts(UserBits, frozen=True):
     users: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         super().__post_init__()
         integer("users", self.users, at_least=1)
         integer("returning", self.returning, at_least=1, at_most=1)
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the rule that chose the flip probability, with authors and year."""
         return _SOURCE
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the epsilon of a batch's number of ones, at delta (default: the budget's)."""
+        """Return the epsilon of a batch's number of ones, at delta (default: the budget's)."""
         return epsilon_of_count(self.flips, self.users, named_delta(delta, self.budget))
 
     def conditions(self) -> list[Condition]:
-        """Return the assumptions, and the claim compared with the exact epsilon."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         counted = Condition(
             f"at least {self.users} users of each batch, all with the same action, send bits that "
             "are flipped as the plan states, and reveal nothing about their flips (taken on trust)",
@@ -147,7 +148,7 @@ class BitCounts(UserBits, frozen=True):
 
 
 def calibrate_counts(budget: Budget, users: int) -> BitCounts:
-    """Choose the smallest flip probability for which a batch's number of ones meets the budget.
+    """Return the mechanism with the least flips for which the number of ones meets the budget.
 
     Parameters
     ----------
@@ -172,7 +173,10 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
 
 @cached
 def _least_flips(epsilon: float, delta: float, users: int) -> int:
-    """Return the number of flips of `calibrate_counts`."""
+    """Return the least ``flips`` with which a batch of ``users`` users meets the budget.
+
+    ``flips`` is 2^53 times the probability of a flip.
+    """
     # In every step, `low` flips do not meet the budget and `high` flips do.
     low, high = 0, flips_of(epsilon)
     while high - low > max(1, int(1e-6 * high)):
@@ -192,7 +196,7 @@ def users_for(budget: Budget, flips: int) -> int:
 
 @cached
 def _least_users(epsilon: float, delta: float, flips: int) -> int:
-    """Return the number of users of `users_for`."""
+    """Return the result of `users_for` for the budget (epsilon, delta), cached."""
     low, high = 0, _MAX_USERS
     while high - low > 1:
         middle = (low + high) // 2
@@ -201,7 +205,10 @@ def _least_users(epsilon: float, delta: float, flips: int) -> int:
 
 
 def _meets(epsilon: float, delta: float, flips: int, users: int) -> bool:
-    """Return True if the number of ones of a batch meets the budget (epsilon, delta)."""
+    """Return True if the number of ones of a batch is (epsilon, delta)-private.
+
+    ``flips`` is 2^53 times the probability of a flip, and ``users`` the number of users.
+    """
     if epsilon_of(flips) <= epsilon:
         return True
     if delta < _MIN_DELTA:
@@ -212,10 +219,12 @@ def _meets(epsilon: float, delta: float, flips: int, users: int) -> bool:
 
 
 def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the laws P_1 and P_0 of the proof above for each k of the grid, as two arrays.
+    """Return the laws P_1 and P_0 of the proof above as two arrays, with one row for each k.
 
-    The rows of both are for the values of k. In each row, probabilities that add up to at most
-    ``_LEFT_OUT`` delta are left out.
+    P_1 and P_0 are the distributions of the number of ones if the user's bit is 1 and 0. ``q`` is
+    the probability of a flip. k, the number of ones of the other users, is from a grid of about
+    `_GRID` values. In each row, probabilities that add up to at most `_LEFT_OUT` times ``delta``
+    are left out.
     """
     left_out = (users - 1) // _GRID
     others = users - 1 - left_out
@@ -234,7 +243,10 @@ def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
-    """Return the probabilities of Bin(count, chance), without those < ``smallest`` at the ends."""
+    """Return the probabilities of Bin(count, chance), where ``chance`` is that of a one.
+
+    Probabilities below ``smallest`` at both ends are left out.
+    """
     mode = min(int((count + 1) * chance), count)
     # Ratios of neighbouring probabilities, upwards and downwards from the mode.
     above_mode = np.arange(mode, count)
@@ -249,10 +261,10 @@ def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
 
 
 def _delta(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
-    """Compute an upper bound of max_k H(k) at epsilon, from `_laws` for ``delta``.
+    """Return an upper bound of max_k H(k), the delta of the number of ones at epsilon.
 
-    H(k) is the delta of the number of ones if k of the other users have the bit 1, see the proof at
-    the top of this module.
+    ``laws`` is the result of `_laws` for ``delta``. H(k) is the delta if k of the other users have
+    the bit 1, see the proof at the top of this module.
     """
     first, second = laws[0], math.exp(epsilon) * laws[1]
     difference = first - second

@@ -36,16 +36,16 @@ class Calibrated(Displayed, msgspec.Struct, frozen=True):
     ----------
     mechanism : str
         Name of the mechanism.
-    epsilon, delta, relation
-        The budget.
+    epsilon, delta, relation : float, float, str
+        The requested budget.
     releases : int
         Number of releases.
     noise_std : float
         Standard deviation of the noise; see `calibrate` for its meaning.
     mu : float
-        GDP parameter of all releases together.
+        GDP parameter of all releases together (sensitivity divided by noise).
     source : str
-        Author-year of the rule, and details.
+        The paper that states the noise rule (authors and year), and details.
     """
 
     mechanism: str
@@ -59,14 +59,14 @@ class Calibrated(Displayed, msgspec.Struct, frozen=True):
 
 
 class Size(msgspec.Struct, frozen=True):
-    """Sizes that some mechanisms need in addition to budget and releases.
+    """Sizes that some mechanisms need in addition to the budget and the number of releases.
 
     Parameters
     ----------
     users : int, optional
-        Number of users of one leaf: silos times batch size.
+        Number of users of one batch, over all silos. For "secure-sum", the number of silos.
     dimension : int, optional
-        d.
+        d, the length of a feature vector.
     sensitivity : float, optional
         The largest change of one release between neighbouring datasets, in the units of the
         release. None for the mechanism's default.
@@ -77,7 +77,8 @@ class Size(msgspec.Struct, frozen=True):
     sensitivity: float | None = None
 
 
-#: Assumed number of records of all secure sums. It affects only the grid to which they are rounded.
+#: The number of records in all secure sums that `calibrate` assumes. It affects only the grid to
+#: which records are rounded.
 SECURE_POINTS = 10**6
 
 
@@ -91,7 +92,10 @@ def _result(
 
 
 def _gaussian(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate Gaussian noise on sums of vectors of norm <= 1; a record is in every release."""
+    """Calibrate Gaussian noise on sums of vectors of norm <= 1, with each record in every release.
+
+    If ``size`` has a sensitivity, the noise is for statistics of this L2 sensitivity instead.
+    """
     delta = number("delta", budget.delta, above=0, below=1)
     sensitivity = sum_sensitivity(budget.relation) if size.sensitivity is None else size.sensitivity
     total_sensitivity = math.sqrt(releases) * sensitivity
@@ -119,20 +123,23 @@ def _gaussian_release(name: str, release: GaussianRelease) -> Calibrated:
 
 
 def _tree(name: str, calibration: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates the tree by the rule ``calibration``."""
+    """Return the function that calibrates the binary tree by the rule ``calibration``.
+
+    ``name`` is the mechanism's name in results.
+    """
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
-        """Calibrate the tree of p-sums; ``size`` is not needed."""
+        """Calibrate the noise of the binary tree. ``size`` is not used."""
         return _gaussian_release(name, calibrate_tree(budget, releases, calibration))
 
     return calibrated
 
 
 def _release(name: str) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates the release of prefix sums with this name."""
+    """Return the function that calibrates the release type ``name``, such as "toeplitz"."""
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
-        """Calibrate the prefix sums; ``size`` is not needed."""
+        """Calibrate the noise of prefix sums. ``size`` is not used."""
         return _gaussian_release(name, calibrate_release(name, budget, releases))
 
     return calibrated
@@ -154,13 +161,14 @@ def _vector_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Calibrated]:
-    """Return the function that calibrates the noise that every user adds to a message.
+    """Return the function that calibrates the Gaussian noise that every user adds to a message.
 
-    The result's noise_std is of one message.
+    ``noise_std`` of the result is that of one message. ``shuffled`` says whether a shuffler mixes
+    the messages of a batch.
     """
 
     def calibrated(budget: Budget, releases: int, size: Size) -> Calibrated:
-        """Calibrate the noise of a user who takes part in ``releases`` batches."""
+        """Calibrate the noise of users who take part in up to ``releases`` batches."""
         if shuffled and size.users is None:
             raise InputError(f"{name} needs users (of one batch, whose messages are shuffled)")
         mechanism = calibrate_local_gaussian(
@@ -174,9 +182,9 @@ def _user_noise(name: str, shuffled: bool) -> Callable[[Budget, int, Size], Cali
 
 
 def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate an agent's vector sums for a user who takes part in ``releases`` batches.
+    """Calibrate an agent's vector sums for users who take part in up to ``releases`` batches.
 
-    The result's noise_std is of one batch.
+    ``noise_std`` of the result is that of one batch.
     """
     if size.users is None or size.dimension is None:
         raise InputError("vector-batches needs users (of one batch) and dimension")
@@ -186,7 +194,7 @@ def _vector_batches(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate secure sums of equal batches; ``size.users`` silos, of which a third collude."""
+    """Calibrate secure sums over ``size.users`` silos, a third of which collude."""
     if size.users is None or size.dimension is None:
         raise InputError("secure-sum needs users (here: the silos) and dimension")
     factor = optimal_factor(tuple(range(1, releases + 1)), releases)
@@ -199,10 +207,11 @@ def _secure_sum(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate choices of the smallest of many scores, each changed by at most 1 by a record.
+    """Calibrate choices of the smallest of many noisy scores.
 
-    The result's noise_std is of one score. Its mu is sqrt(releases) e, where each choice is
-    (e, 0)-private: by the central limit theorem, many choices resemble a mu-GDP mechanism.
+    A record changes each score by at most 1, or ``size.sensitivity``. ``noise_std`` of the result
+    is that of one score. Its ``mu`` is sqrt(releases) e, where each choice is (e, 0)-private: by
+    the central limit theorem, many choices together resemble a mu-GDP mechanism.
     """
     epsilon_per_choice = largest_share(
         budget.epsilon, budget.delta, "randomized-response", releases
@@ -214,7 +223,10 @@ def _noisy_argmin(budget: Budget, releases: int, size: Size) -> Calibrated:
 
 
 def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
-    """Calibrate Laplace noise on statistics of L1 sensitivity 1; mu as in `_noisy_argmin`."""
+    """Calibrate Laplace noise on statistics of L1 sensitivity 1, or ``size.sensitivity``.
+
+    ``mu`` of the result is computed as in `_noisy_argmin`.
+    """
     epsilon_per_release = largest_share(budget.epsilon, budget.delta, "laplace", releases)
     laplace = Laplace(_sensitivity(size), epsilon_per_release)
     source = "Laplace noise of scale sensitivity / epsilon', proven composition of privacy losses"
@@ -227,8 +239,8 @@ def _laplace(budget: Budget, releases: int, size: Size) -> Calibrated:
 def _exponential(budget: Budget, releases: int, size: Size) -> Calibrated:
     """Calibrate choices with probability proportional to exp(-eta cost / 2).
 
-    The result's noise_std is of Gumbel noise on a cost: the choice of the smallest noisy cost has
-    this distribution. mu is as in `_noisy_argmin`.
+    ``noise_std`` of the result is that of Gumbel noise on a cost, because choosing the smallest
+    cost plus Gumbel noise gives these probabilities. ``mu`` is computed as in `_noisy_argmin`.
     """
     eta = largest_share(budget.epsilon, budget.delta, "bounded-range", releases)
     source = (
@@ -245,7 +257,7 @@ def _sensitivity(size: Size) -> float:
 
 
 def _describe_sensitivity(size: Size) -> str:
-    """Return a text that adds the requested sensitivity to `Calibrated.source`; empty if none."""
+    """Return the text that `Calibrated.source` adds for a requested sensitivity, or ""."""
     return "" if size.sensitivity is None else f"; sensitivity {size.sensitivity:g}"
 
 
@@ -268,7 +280,8 @@ BUILTIN: dict[str, Mechanism] = {
     "exponential": _exponential,
 }
 
-#: Mechanisms that accept a sensitivity. For others it follows from features and rewards.
+#: Mechanisms that accept a sensitivity. For other mechanisms it follows from the bounds on features
+#: and rewards.
 SCALED = ("gaussian", "noisy-argmin", "laplace", "exponential")
 
 
@@ -292,8 +305,8 @@ SUMMARIES = {
 
 _NODE = "of each bias entry of one node, in the units of the sums"
 _USER_RECORD = "user: one context with its reward"
-#: For each built-in mechanism: the record in which neighbours differ, and of what noise_std is the
-#: standard deviation.
+#: For each built-in mechanism, two texts: the record in which neighbouring datasets differ, and the
+#: quantity whose standard deviation is ``noise_std``.
 MEANINGS = {
     **dict.fromkeys(
         ("gaussian-tree", "gaussian-tree-theorem", "gaussian-tree-published-code"),
@@ -354,7 +367,10 @@ NEEDS = {
 
 
 def listed() -> list[ListedMechanism]:
-    """List every mechanism that can be calibrated, including those of installed packages."""
+    """Return a description of every mechanism that can be calibrated.
+
+    Mechanisms of installed packages are included, unless they cannot be loaded.
+    """
     mechanisms = []
     problems = MECHANISMS.problems()
     for name in MECHANISMS:
@@ -379,12 +395,12 @@ def listed() -> list[ListedMechanism]:
 
 
 def summary(name: str) -> str:
-    """Describe a mechanism in one line."""
+    """Return a description of the mechanism ``name`` in one line."""
     return SUMMARIES.get(name) or first_line(MECHANISMS[name])
 
 
 def check_mechanism(name: str, entry_point: Any) -> Mechanism:
-    """Check that an entry point is a function, and return it."""
+    """Return the entry point of a package's mechanism. Raise an error unless it is a function."""
     if isinstance(entry_point, type) or not callable(entry_point):
         raise must_be("a function (budget, releases, size) -> Calibrated", entry_point)
     mechanism: Mechanism = entry_point
@@ -419,8 +435,9 @@ def calibrate(
         largest number of batches of one user. For "noisy-argmin", "laplace" and "exponential": the
         number of choices or statistics that one record enters.
     users, dimension : int, optional
-        For "vector-sum" and "vector-batches", the number of users of one leaf or batch, and d. For
-        "secure-sum", the number of silos, and d. For "shuffled-points", the number of users only.
+        For "vector-sum" and "vector-batches", the number of users of one batch, over all silos, and
+        the length d of a feature vector. For "secure-sum", the number of silos, and d. For
+        "shuffled-points", the number of users of one batch only.
     sensitivity : float, optional
         > 0, the largest change of one release between neighbours, for the mechanisms in SCALED: in
         L2 norm for "gaussian" (default 2 under replace, 1 under zero-out: sums of vectors of norm

@@ -1,8 +1,8 @@
 """Joint differential privacy: a trusted agent adds noise to its sums.
 
-One user's data are hidden from all other users. These see only actions, which are computed from the
-noisy sums: post-processing (chowdhury-zhou-2022, Appendix F; Shariff and Sheffet 2018).
-`NestedNoise` is the noise of the published code, which does not hide the sums.
+One user's data are hidden from all other users. Other users see only the agent's actions, which are
+computed from the noisy sums and so are post-processing (chowdhury-zhou-2022, Appendix F; Shariff
+and Sheffet 2018). `NestedNoise` is the noise of the published code, which does not hide the sums.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SOURCE = {
 
 
 class JointDpTree(GaussianTree, frozen=True):
-    """The p-sum tree of a single agent; fields and guarantee as in `GaussianTree`."""
+    """The tree of noisy p-sums of a single agent, with fields and guarantee of `GaussianTree`."""
 
     @property
     def remark(self) -> str:
@@ -47,22 +47,23 @@ class JointDpTree(GaussianTree, frozen=True):
 
 
 class NestedNoise(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
-    """Prefix sums whose noise is the sum of the first 1 + floor(ln(k + 1)) of a few draws.
+    """The noise of the experiment code of chowdhury-zhou-2022, which uses no tree.
 
-    The experiment code of chowdhury-zhou-2022 uses this noise instead of a tree. Most consecutive
-    releases have the same noise, so their difference is the sum of a batch without noise. The sums
-    have no finite epsilon at any delta < 1, and nothing is proven for the actions.
+    The noise of prefix sum k is the sum of the first 1 + floor(ln(k + 1)) of a sequence of draws.
+    Most consecutive releases have the same noise, so their difference is the sum of a batch without
+    noise. The sums have no finite epsilon at any delta < 1, and nothing is proven for the actions.
 
     Parameters
     ----------
     budget : Budget
         The requested budget.
     releases : int
-        K.
+        K, the number of releases.
     noise_std : float
-        Standard deviation of each bias entry of one draw, in the units of sums of unit-norm
-        features. The code adds s = sqrt(ln T) ln(2.5/delta) / epsilon to features (u, 1) of norm
-        sqrt 2, so this is s / sqrt 2. The covariance stream has layout "goe1" with parameter s / 2.
+        Standard deviation of one draw in each entry of the sum of x y, for features of norm 1. The
+        published code has features (u, 1) of norm sqrt 2, and adds noise of std
+        s = sqrt(ln T) ln(2.5/delta) / epsilon. For features of norm 1 this is s / sqrt 2, and the
+        sum of x x' has noise of layout "goe1" with parameter s / 2.
     """
 
     budget: Budget
@@ -79,11 +80,11 @@ class NestedNoise(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return np.array(draws, dtype=np.float64)
 
     def exact(self) -> float:
-        """Return infinity: nothing is proven."""
+        """Return epsilon = infinity, because nothing is proven."""
         return math.inf
 
     def conditions(self) -> list[Condition]:
-        """Return the claim that the budget is met, marked as false."""
+        """Return the condition that the noise meets the budget, which fails."""
         text = (
             f"an epsilon at most {self.budget.epsilon:g} is proven for this noise (none can be for "
             "the sums: between two draws releases carry the same noise, so that their difference "
@@ -110,11 +111,11 @@ def calibrate_joint_dp(
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     releases, horizon : int
-        T / B and T.
+        The number of releases T / B, and the number of rounds T.
     release : {"tree", "honaker", "toeplitz", "factorised"}
-        How prefix sums get their noise.
+        The release type: how prefix sums get their noise.
     calibration : {"exact", "theorem", "published-code"}
         "exact": the least noise that meets the budget for a user in at most ``returning`` batches.
         "theorem": 4 sqrt(2 ln(2.5/delta)) / epsilon (Proposition F.1) times sqrt(kappa), where

@@ -1,9 +1,10 @@
 """The Laplace and exponential mechanisms, and two uses of them: private ranges, winsorized means.
 
 Sources: Dwork, McSherry, Nissim & Smith 2006; McSherry & Talwar 2007; bounded range: Durfee &
-Rogers 2019; private range: huang-2023. Guarantees are for noise in real numbers. Releases that draw
-their own randomness meet them exactly (`fastfed.privacy.exact`). Releases from given uniforms are
-computed in float64, and meet them only up to rounding (Mironov 2012).
+Rogers 2019; private range: huang-2023. Guarantees are for noise in real numbers. Without given
+uniforms, a release draws random bits from the operating system and meets its guarantee exactly
+(`fastfed.privacy.exact`). A release from given uniforms is computed in float64, and meets its
+guarantee only up to rounding (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ def laplace_quantile(uniforms: object) -> np.ndarray:
 
 
 def standard_laplace(uniform: float) -> float:
-    """Compute standard Laplace noise from one uniform; the bits are the same on every processor."""
+    """Return standard Laplace noise computed from one uniform number in (0, 1).
+
+    The result has the same bits on every processor.
+    """
     magnitude = -linalg.log(2.0 * min(uniform, 1.0 - uniform))
     return -magnitude if uniform < 0.5 else magnitude
 
 
 def log_cdf(x: object) -> np.ndarray:
-    """Compute ln P(noise <= x) of standard Laplace noise, accurate in both tails."""
+    """Return ln P(noise <= x) of standard Laplace noise for each x, accurate in both tails."""
     values = np.asarray(x, dtype=np.float64)
     log_lower_half = np.minimum(values, 0.0) - math.log(2.0)
     log_upper_half = np.log1p(-0.5 * np.exp(-np.maximum(values, 0.0)))
@@ -81,9 +85,9 @@ class Laplace(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: (epsilon, 0) for the unit and relation of the sensitivity. For a single number,
-    delta() and exact() give all pairs (epsilon, delta), which are attained. Source: Dwork,
-    McSherry, Nissim & Smith 2006.
+    Guarantee: (epsilon, 0) for the unit and relation of the sensitivity. If the statistic is a
+    single number, delta() and exact() return the smallest delta at an epsilon, and the smallest
+    epsilon at a delta. Source: Dwork, McSherry, Nissim & Smith 2006.
     """
 
     sensitivity: float
@@ -130,7 +134,7 @@ class Laplace(msgspec.Struct, frozen=True):
         )
 
     def delta(self, epsilon: float) -> float:
-        """Compute the smallest delta at this epsilon, for the release of one number.
+        """Return the smallest delta at ``epsilon``, for the release of one number.
 
         It is 1 - e^{(epsilon - self.epsilon)/2}, and 0 for epsilon >= self.epsilon.
         """
@@ -138,7 +142,7 @@ class Laplace(msgspec.Struct, frozen=True):
         return max(0.0, -math.expm1((epsilon - self.epsilon) / 2.0))
 
     def exact(self, delta: float = 0.0) -> float:
-        """Compute the smallest epsilon >= 0 at this delta, for the release of one number."""
+        """Return the smallest epsilon >= 0 at ``delta``, for the release of one number."""
         delta = number("delta", delta, at_least=0, below=1)
         return max(0.0, self.epsilon + 2.0 * math.log1p(-delta))
 
@@ -180,7 +184,10 @@ class Exponential(msgspec.Struct, frozen=True):
         number("sensitivity", self.sensitivity, above=0)
 
     def log_probabilities(self, costs: object) -> np.ndarray:
-        """Compute ln P(i) (n,) for n >= 1 finite costs, even if P(i) underflows."""
+        """Return the logarithm of the probability of each of n candidates, (n,).
+
+        ``costs`` (n,) are finite, n >= 1. The result is accurate even if a probability underflows.
+        """
         cost = array("costs", costs, ndim=1)
         if not len(cost):
             raise InputError("costs must hold at least one candidate, got shape (0,)")
@@ -190,15 +197,16 @@ class Exponential(msgspec.Struct, frozen=True):
         return result
 
     def probabilities(self, costs: object) -> np.ndarray:
-        """Compute P(i) (n,) for n >= 1 finite costs."""
+        """Return the probability of each of n candidates, (n,), from their ``costs`` (n,)."""
         result: np.ndarray = np.exp(self.log_probabilities(costs))
         return result
 
     def choose(self, costs: object, uniform: float | None = None) -> int:
-        """Sample a candidate by inverting the cdf at one uniform in (0, 1), and return its index.
+        """Return the index of a random candidate.
 
-        By default the uniform comes from the operating system, and the choice is exactly
-        distributed. A given uniform is for simulations.
+        The index is found by inverting the cdf at one uniform number in (0, 1). By default its
+        random bits come from the operating system, and the probabilities are exact. A given
+        ``uniform`` is for simulations.
         """
         if uniform is None:
             return self.choose_exactly(costs, Uniforms(1))
@@ -208,14 +216,17 @@ class Exponential(msgspec.Struct, frozen=True):
         return int(np.searchsorted(cdf, u * cdf[-1], side="left"))
 
     def choose_exactly(self, costs: object, draw: Uniforms) -> int:
-        """Sample a candidate exactly, with as many uniform bits as needed; return its index."""
+        """Return the index of a random candidate, with exact probabilities.
+
+        ``draw`` provides as many random bits as the choice needs.
+        """
         cost = array("costs", costs, ndim=1)
         rate = self.eta / (2.0 * self.sensitivity)
         index, _ = exact.choose(cost, rate, np.ones(len(cost), dtype=np.int64), draw)
         return index
 
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
-        """Sample by the Gumbel-max trick, from n uniforms in (0, 1), and return the index.
+        """Return the index of a random candidate, sampled from n uniforms by the Gumbel-max trick.
 
         The index has the same distribution as the index of `choose`. Probabilities are never
         computed, so candidates whose probability underflows keep their order.
@@ -234,7 +245,7 @@ class Exponential(msgspec.Struct, frozen=True):
 # and 3, after Feldman & Steinke 2017 and Levy et al. 2021. Correction: midpoints are -B +
 # (2k + 1) r, fixed in advance.
 
-# With more bins, their midpoints would not all differ in float64.
+# With more bins than this, their midpoints would not all differ in float64.
 _MAX_BINS = 2**50
 
 
@@ -254,12 +265,13 @@ def private_range(
 ) -> tuple[float, float]:
     """Choose an interval of length 4 radius that contains most values, if such an interval exists.
 
-    The candidates are ell = ceil(bound / radius) midpoints, -bound + (2k + 1) radius, which do not
-    depend on the values. Each value is assigned to the nearest midpoint (the lower of two). Values
-    out of range are assigned to the first or last midpoint, and values that are not finite count
-    as 0. A midpoint with b values below it and a values above it has the cost max(a, b). A midpoint
-    is chosen with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at
-    `uniform`. The time is O(M log M), for any number of midpoints.
+    The candidates are intervals around ell = ceil(bound / radius) midpoints,
+    -bound + (2k + 1) radius, which do not depend on the values. Each value is assigned to the
+    nearest midpoint (the lower of two). Values out of range are assigned to the first or last
+    midpoint, and values that are not finite count as 0. A midpoint has the cost max(a, b) if a
+    values are assigned to higher midpoints and b values to lower midpoints. A midpoint is chosen
+    with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`. The
+    time is O(M log M), for any number of midpoints.
 
     Parameters
     ----------
@@ -370,7 +382,7 @@ def _checked_values(values: object) -> np.ndarray:
 
 
 def finite(x: np.ndarray) -> np.ndarray:
-    """Replace values that are not finite by 0."""
+    """Return the values with 0 for those that are not finite."""
     return np.where(np.isfinite(x), x, 0.0)
 
 
@@ -396,10 +408,11 @@ def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.n
 def _cost_segments(
     x: np.ndarray, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Group consecutive bins of equal cost into segments, since there may be 2^50 bins.
+    """Return segments of consecutive bins of equal cost, since there may be 2^50 bins.
 
-    The cost of a bin is max(number of values in lower bins, number in higher bins). Return three
-    arrays: the first bin, the number of bins, and the cost of each segment.
+    The cost of a bin is the larger of two numbers: that of the values in lower bins, and that of
+    the values in higher bins. The result has three arrays: the first bin, the number of bins, and
+    the cost of each segment.
     """
     bins = bin_count(radius, bound)
     occupied, counts = np.unique(_nearest_bins(x, radius, bound, bins), return_counts=True)
@@ -419,10 +432,15 @@ def _cost_segments(
 def _seeded_range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """Compute `private_range` of finite values x in float64, by inverting the cdf at ``u``."""
+    """Return the result of `private_range` for finite values x, computed in float64.
+
+    The midpoint is chosen by inverting the cdf at the uniform number ``u``.
+    """
     starts, lengths, costs = _cost_segments(x, radius, bound)
-    least = costs[lengths > 0].min()
-    weights = np.exp((least - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs)))
+    least_cost = costs[lengths > 0].min()
+    weights = np.exp(
+        (least_cost - costs) * (0.5 * epsilon), where=lengths > 0, out=np.zeros(len(costs))
+    )
     ends = np.cumsum(weights * lengths)
     target = u * ends[-1]
     segment = int(np.searchsorted(ends, target, side="left"))
@@ -437,7 +455,7 @@ def _seeded_range(
 def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Choose the midpoint of `private_range` with exact probabilities, and return it.
+    """Return the midpoint of a `private_range` that is chosen with exact probabilities.
 
     The random bits come from entry ``index`` of ``draw``.
     """
@@ -451,13 +469,14 @@ def _exact_middle(
 def seeded_mean(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float, noise: float
 ) -> float:
-    """Compute `winsorized_mean_1d` of finite values x in float64, from two given uniforms.
+    """Return `winsorized_mean_1d` of finite values x, computed in float64 from two given uniforms.
 
-    ``u`` is the uniform of the range, and ``noise`` the uniform of the Laplace noise.
+    ``u`` is the uniform number for the choice of the range, and ``noise`` that for the Laplace
+    noise.
     """
     low, high = _seeded_range(x, epsilon / 2.0, radius, bound, u)
-    # Sum the differences to the middle, which is released already: in a large sum of the values,
-    # small noise would be lost by rounding. cumsum adds in order, as a compiled loop does.
+    # Sum the differences to the middle of the range, so that small noise is not lost by rounding in
+    # a large sum of values. cumsum adds in order, as a compiled loop does.
     middle = 0.5 * (low + high)
     total = float(np.cumsum(np.clip(x, low, high) - middle)[-1])
     noise_value = laplace_scale(len(x), epsilon, radius) * float(laplace_quantile(noise))
@@ -472,11 +491,11 @@ def exact_means(
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """Compute `winsorized_mean_1d` of each row (n,) of ``samples`` (k, n) by exact sampling.
+    """Return `winsorized_mean_1d` of each row (n,) of ``samples`` (k, n), by exact sampling.
 
     Differences to the middle of a row's range are rounded to multiples of a unit, so that their
-    sums are exact. The rounding increases the sensitivity, which is 4 radius without it, so the
-    noise is increased, too.
+    sums are exact. Without this rounding the sensitivity of a sum is 4 radius. The rounding
+    increases the sensitivity, so the noise is increased by the same factor.
     """
     k, n = samples.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)

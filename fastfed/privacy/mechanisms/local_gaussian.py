@@ -1,8 +1,9 @@
 """Gaussian noise that every user adds to their data point, with or without a shuffler of messages.
 
 Chowdhury & Zhou 2022, P_Amp (Algorithms 2-4). A message is private as soon as it leaves the user's
-device. A trusted shuffler of each batch can only improve this, so the reported epsilon is the
-smaller one of local privacy and of amplification by shuffling.
+device. A trusted shuffler of each batch can only improve this, so two accounts hold for shuffled
+messages: local privacy, and amplification by shuffling. The reported epsilon is the smaller of the
+two.
 """
 
 from __future__ import annotations
@@ -40,19 +41,22 @@ _LEMMA = f"{_PAPER}, Lemma B.4 (Feldman, McMillan & Talwar 2021, Theorem 3.8)"
 # Roots are moved to the safe side by this relative amount, far above rounding errors.
 _MARGIN = 1e-11
 _BELOW_ONE = 1.0 - 1e-12
-# The inner delta of Lemma B.4 is chosen by x = ln(inner / (delta - inner)): on a grid over this
-# range, then on finer grids around the best point.
+# The inner delta is a free parameter of Lemma B.4. It is chosen by x = ln(inner / (delta - inner)):
+# on a grid of points over this range, then on finer grids around the best point.
 _LOGIT_RANGE, _GRID_POINTS, _REFINEMENTS = (-10.0, 30.0), 10, 10
 # Fractions of delta that are tried as the slack of advanced composition.
 _SLACKS = (0.25, 0.5, 0.75)
-#: Logarithm of a delta that is too close to the smallest double to be used.
+#: Logarithm of the smallest delta that is used. Smaller ones are too close to the smallest double.
 _SMALLEST = -700.0
 
 # ---- amplification by shuffling: Lemma B.4 -------------------------------------------------------
 
 
 class Shuffled(NamedTuple):
-    """The result of Lemma B.4, and whether its condition holds; if not, nothing is proven."""
+    """The (epsilon, delta) of Lemma B.4, and whether the lemma's condition holds.
+
+    If ``holds`` is false, nothing is proven.
+    """
 
     epsilon: float
     delta: float
@@ -60,15 +64,16 @@ class Shuffled(NamedTuple):
 
 
 def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> Shuffled:
-    """Apply Lemma B.4 to `users` shuffled messages of an (epsilon0, delta0) local randomizer.
+    """Return the guarantee of Lemma B.4 for shuffled messages of a local randomizer.
 
-    With n = users,
+    The randomizer is (epsilon0, delta0)-private, and each of n = ``users`` users sends one message.
+    Then
     epsilon = ln(1 + tanh(epsilon0/2) (8 sqrt(e^epsilon0 ln(4/inner)/n) + 8 e^epsilon0/n)) and
     delta = inner + (e^epsilon + 1) (1 + e^-epsilon0/2) n delta0, under the condition
-    epsilon0 <= ln(n/(16 ln(2/inner))). inner_delta is a free parameter in (0, 1]. The randomizer
-    must be (epsilon0, delta0)-private between any two data points (replacement), because the
-    messages of other users hide a user's message. Where e^epsilon0 / n would overflow, epsilon and
-    delta are infinite.
+    epsilon0 <= ln(n/(16 ln(2/inner))). Here inner is ``inner_delta``, a free parameter in (0, 1].
+    The randomizer must be (epsilon0, delta0)-private between any two data points (replacement),
+    because the messages of other users, with any data, hide a user's message. Where e^epsilon0 / n
+    would overflow, epsilon and delta are infinite.
 
     Source: chowdhury-zhou-2022, Lemma B.4; Feldman, McMillan & Talwar 2021, Theorem 3.8.
     """
@@ -86,7 +91,7 @@ def shuffled(epsilon0: float, delta0: float, users: int, inner_delta: float) -> 
 
 
 def _epsilon0_limit(log_users: float, log_inner: float) -> float:
-    """Return the largest epsilon0 that Lemma B.4 allows; negative if it allows none.
+    """Return the largest epsilon0 that Lemma B.4 allows. It is negative if none is allowed.
 
     The arguments are ln n and ln inner_delta, see `shuffled`.
     """
@@ -94,7 +99,7 @@ def _epsilon0_limit(log_users: float, log_inner: float) -> float:
 
 
 def _exp_epsilon_minus_1(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute e^epsilon - 1, where epsilon is the result of Lemma B.4.
+    """Return e^epsilon - 1, where epsilon is the result of Lemma B.4.
 
     The arguments are epsilon0, ln n and ln inner_delta, see `shuffled`.
     """
@@ -104,7 +109,7 @@ def _exp_epsilon_minus_1(epsilon0: float, log_users: float, log_inner: float) ->
 
 
 def _log_delta0_factor(epsilon0: float, log_users: float, log_inner: float) -> float:
-    """Compute ln of the factor by which Lemma B.4 multiplies delta0.
+    """Return the logarithm of the factor by which Lemma B.4 multiplies delta0.
 
     The factor is (e^epsilon + 1) (1 + e^-epsilon0/2) n, see `shuffled`.
     """
@@ -113,9 +118,10 @@ def _log_delta0_factor(epsilon0: float, log_users: float, log_inner: float) -> f
 
 
 def _split_delta(delta: float, logit: float) -> tuple[float, float]:
-    """Split delta into an inner delta and a rest; return the logarithms of both.
+    """Return (ln inner, ln rest), where inner + rest = delta up to a margin.
 
-    ``logit`` is ln(inner / rest). The rest is for delta0, see `shuffled`.
+    ``logit`` is ln(inner / rest). inner is the inner delta of Lemma B.4, and rest is the part of
+    delta for delta0, see `shuffled`.
     """
     log_total = math.log(delta * _BELOW_ONE)
     return log_total - math.log1p(math.exp(-logit)), log_total - math.log1p(
@@ -126,9 +132,10 @@ def _split_delta(delta: float, logit: float) -> tuple[float, float]:
 def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
     """Return the least ``value(logit)``, where `_split_delta` splits delta by the logit.
 
-    ``value`` returns (rank, number), compared in this order. Rank 0 means that the condition of the
-    lemma holds. A higher rank means that it fails. The number then measures by how much, which
-    leads the search to a narrow range of logits at which the condition holds.
+    ``value`` returns (rank, number), compared in this order. Rank 0 means that Lemma B.4 applies,
+    and the number is minimised. A higher rank means that it does not apply. The number then
+    measures by how much its condition fails, which leads the search to a narrow range of logits at
+    which the condition holds.
     """
     low, high = _LOGIT_RANGE
     best_value = (9, math.inf)
@@ -142,16 +149,17 @@ def _minimise(value: Callable[[float], tuple[int, float]]) -> tuple[int, float]:
 
 
 def _root(function: Callable[[float], float], high: float) -> float:
-    """Find the root of a function in [0, high] with small relative error."""
+    """Return the root of a function in [0, high], with a small relative error."""
     return float(brentq(function, 0.0, high, xtol=1e-300, rtol=1e-15, maxiter=2000))
 
 
 def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
-    """Compute the least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages.
+    """Return the least epsilon at delta that Lemma B.4 proves for shuffled Gaussian messages.
 
     ``mu`` is the GDP parameter of one message for replacement: sensitivity / noise_std. Every pair
-    (epsilon0, gaussian_delta(epsilon0, mu)) is a local guarantee. The best pair is used, with the
-    best inner delta. The result is rounded up. It is math.inf if the lemma proves nothing.
+    (epsilon0, gaussian_delta(epsilon0, mu)) is a local guarantee. The pair and the inner delta with
+    the least epsilon are used. The result is rounded up. It is math.inf if the lemma proves
+    nothing.
     """
     mu = number("mu", mu, at_least=0)
     delta = number("delta", delta, at_least=0, below=1)
@@ -197,11 +205,12 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
 
 
 def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
-    """Compute the largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
+    """Return the largest mu of one Gaussian message for which Lemma B.4 proves (epsilon, delta).
 
-    For each inner delta, the lemma is solved for epsilon0 under its condition, then for delta0, and
-    `gaussian_mu` gives mu. The best inner delta is used. The result is 0 if there are too few
-    users: the lemma needs users > 16 ln(2/inner delta).
+    mu is sensitivity / noise_std, so the largest mu has the least noise. For each inner delta, the
+    lemma is solved for epsilon0 under its condition, then for delta0, and `gaussian_mu` gives mu.
+    The inner delta with the largest mu is used. The result is 0 if there are too few users: the
+    lemma needs users > 16 ln(2/inner delta).
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
@@ -235,9 +244,9 @@ def shuffled_mu(epsilon: float, delta: float, users: int) -> float:
 
 
 def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
-    """List ways to split delta over ``count`` batches: (delta of one batch, slack).
+    """Return ways to split delta over ``count`` batches, as tuples (delta of one batch, slack).
 
-    The slack is for advanced composition; 0 means basic composition.
+    The slack is the additional delta of advanced composition. 0 means basic composition.
     """
     if count == 1:
         return [(delta, 0.0)]
@@ -247,22 +256,23 @@ def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
 
 
 def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Compute the epsilon of ``count`` batches that are each (epsilon, delta)-private.
+    """Return the epsilon of ``count`` batches that are each (epsilon, delta)-private.
 
     A ``slack`` > 0 is the delta of advanced composition. With slack 0 composition is basic.
     """
     if slack == 0.0:
         return count * epsilon
-    # For epsilon >= ln 2 basic composition is better.
+    # For epsilon >= ln 2 basic composition is better, so the result does not matter.
     if epsilon >= math.log(2.0):
         return math.inf
     return advanced(Guarantee(epsilon, delta), count, slack).epsilon
 
 
 def _shuffled_batches_epsilon(mu: float, delta: float, users: int, count: int) -> float:
-    """Compute the least epsilon that is proven for a user of ``count`` shuffled batches.
+    """Return the least epsilon that is proven for a user of ``count`` shuffled batches.
 
-    Lemma B.4 gives the epsilon of one batch of ``users`` messages, and composition the total.
+    Lemma B.4 gives the epsilon of one batch of ``users`` messages. Composition gives that of all
+    batches.
     """
     per_batch = (
         (shuffled_epsilon(mu, d, users), d, slack) for d, slack in _delta_splits(delta, count)
@@ -271,7 +281,7 @@ def _shuffled_batches_epsilon(mu: float, delta: float, users: int, count: int) -
 
 
 def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -> float:
-    """Compute the largest mu of one message with which ``count`` shuffled batches meet the budget.
+    """Return the largest mu of one message with which ``count`` shuffled batches meet the budget.
 
     The budget is (epsilon, delta), and a batch has ``users`` messages. The result is 0 if nothing
     is proven.
@@ -283,7 +293,7 @@ def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -
 
 
 def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
-    """Compute the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
+    """Return the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
 
     ``delta`` and ``slack`` are one entry of the result of `_delta_splits`.
     """
@@ -306,7 +316,7 @@ HIDING = Condition(
 
 
 class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
-    """Messages with x y and x x^T of one data point, to which its user adds Gaussian noise.
+    """The mechanism in which each user adds Gaussian noise to x y and x x^T of their data point.
 
     Parameters
     ----------
@@ -321,7 +331,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     returning : int
         M0, the largest number of batches that one user takes part in, once in each batch.
     covariance_ratio : float
@@ -339,9 +349,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     Guarantee: for one user with ||x||_2 <= 1 and |y| <= 1 in each of at most M0 batches. Without a
     shuffler, all messages of a user are one Gaussian mechanism of GDP parameter mu(relation) for
     every observer, even if later points depend on earlier messages. With a shuffler, two guarantees
-    hold for an observer of the shuffled batches: this one, and Lemma B.4 composed over M0 batches.
-    The better one counts. Source: chowdhury-zhou-2022, Algorithms 2 to 4, where the two parts of a
-    message are shuffled separately; that is post-processing of a shuffled batch.
+    hold for an observer of the shuffled batches: this guarantee, and that of Lemma B.4 composed
+    over M0 batches. The smaller epsilon counts. Source: chowdhury-zhou-2022, Algorithms 2 to 4. The
+    paper shuffles the two parts of a message separately, which is post-processing of a shuffled
+    batch.
     """
 
     batch_size: int
@@ -355,7 +366,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     shuffled: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("batch_size", self.batch_size, at_least=1)
         integer("returning", self.returning, at_least=1)
         choice("layout", self.layout, LAYOUTS)
@@ -365,7 +376,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         boolean("shuffled", self.shuffled)
 
     def _message_mu(self, relation: str) -> float:
-        """Compute the GDP parameter mu of one user's message under a neighbouring relation."""
+        """Return the GDP parameter mu of one user's message under a neighbouring relation."""
         return joint_sensitivity(
             relation,
             self.layout,
@@ -374,7 +385,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all M0 messages of a user, sqrt(M0) times one message's mu.
+        """Return the GDP parameter of all M0 messages of a user, sqrt(M0) times one message's mu.
 
         ``relation`` is the neighbouring relation, by default the budget's.
         """
@@ -382,15 +393,18 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return math.sqrt(self.returning) * self._message_mu(relation)
 
     def ldp(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the exact epsilon of all M0 messages of a user, without a shuffler."""
+        """Return the exact epsilon of all M0 messages of a user, without a shuffler.
+
+        The defaults of ``delta`` and ``relation`` are those of the budget.
+        """
         return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     def amplified(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the least epsilon at delta that Lemma B.4 proves for shuffled batches.
+        """Return the least epsilon at delta that Lemma B.4 proves for shuffled batches.
 
         It is math.inf if the lemma proves none. For M0 > 1, batches are composed by basic or
-        advanced composition, whichever is better. The value is the same under both relations, since
-        the lemma is about replacement, and zero-out replaces a data point by 0.
+        advanced composition, whichever gives the smaller epsilon. The result is the same for both
+        relations. The lemma is about replacement, and "zero-out" is a replacement by 0.
         """
         named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -398,10 +412,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return _shuffled_batches_epsilon(mu, delta, self.batch_size, self.returning)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon of all messages of a user, at ``delta`` under ``relation``.
+        """Return the proven epsilon of all messages of a user, at ``delta`` under ``relation``.
 
-        It is the epsilon of local privacy or, for shuffled batches, the epsilon of amplification if
-        that is smaller. By default, delta and relation are those of the budget.
+        It is the epsilon of local privacy. For shuffled batches, it is the epsilon of amplification
+        (`amplified`) if that is smaller. The defaults are the budget's delta and relation.
         """
         local = self.ldp(delta, relation)
         if not self.shuffled or local == 0.0:
@@ -409,18 +423,19 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return min(local, self.amplified(delta, relation))
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting under its relation, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         proven_epsilon = self.exact()
         claim = noise_claim(self.budget, proven_epsilon, note=self._remark(proven_epsilon))
-        # The lemma assumes that other users' messages hide a user's; local privacy does not.
+        # Lemma B.4 assumes that the messages of other users hide a user's message. Local privacy
+        # does not need this.
         hiding = [HIDING] if proven_epsilon < self.ldp() else []
         return [*hiding, *participation_conditions(self.returning), claim]
 
     def sides(self) -> list[Side]:
-        """List guarantees in other trust models, at the budget's delta.
+        """Return the guarantees in other trust models, at the budget's delta.
 
-        For shuffled batches it is the guarantee without the shuffler. Otherwise it is the guarantee
-        that a shuffler would give, if the lemma proves a better one.
+        For shuffled batches this is the guarantee without a shuffler. Otherwise it is the guarantee
+        that a shuffler would give. The list is empty if Lemma B.4 does not prove a smaller epsilon.
         """
         local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
@@ -436,9 +451,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return [Side(model, source, best_epsilon, (HIDING, *trust))]
 
     def _remark(self, proven_epsilon: float) -> str:
-        """Return a remark for the certificate: what proves epsilon, and whether conditions hold.
+        """Return a remark for the certificate on the proof of ``proven_epsilon``.
 
-        These are conditions on epsilon or delta of the theorems that the rule `calibration` uses.
+        It says which account proves this epsilon, and whether the conditions of the theorems hold
+        that the rule ``calibration`` uses.
         """
         remarks = []
         if self.shuffled:
@@ -474,7 +490,7 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         return "; ".join(remarks)
 
     def _argument(self, proven_epsilon: float) -> str:
-        """Return a text that names what proves this epsilon: Lemma B.4 or local privacy."""
+        """Return a text that says what proves this epsilon: Lemma B.4 or local privacy."""
         if proven_epsilon < self.ldp():
             return "by Lemma B.4"
         users, amplified_epsilon = self.batch_size, self.amplified()
@@ -522,13 +538,13 @@ def calibrate_local_gaussian(
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     batch_size : int
         B, the number of users of a batch.
     returning : int
         M0, the largest number of batches that one user takes part in, once in each batch.
     shuffled : bool
-        True with a shuffler.
+        True if a trusted shuffler permutes the messages of each batch.
     calibration : {"exact", "theorem", "published-code"}
         The rule for the noise:
 
@@ -551,7 +567,7 @@ def calibrate_local_gaussian(
     covariance_ratio : float
         Any > 0 for "exact", else 1.
     batches : int, optional
-        Total number of batches, if known; nobody takes part in more.
+        Total number of batches, if known. It limits ``returning``.
 
     Returns
     -------
@@ -607,22 +623,23 @@ def calibrate_local_gaussian(
 def _exact_std(
     budget: Budget, users: int, count: int, shuffled: bool, layout: str, ratio: float
 ) -> float:
-    """Compute the least noise std of a message that is proven to meet the budget.
+    """Return the least noise std of a message with which the budget is proven.
 
     ``users`` is the size of a batch, and ``count`` the number of batches of one user.
     """
-    local = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
+    local_std = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
     if not shuffled:
-        return local
+        return local_std
     mu = _shuffled_batches_mu(budget.epsilon, budget.delta, users, count)
     message_sensitivity = joint_sensitivity("replace", layout, cov_std=ratio)
-    return min(local, message_sensitivity / mu) if mu > 0.0 else local
+    return min(local_std, message_sensitivity / mu) if mu > 0.0 else local_std
 
 
 def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
-    """Compute the noise std of Theorem B.1 for shuffled batches of this number of users.
+    """Return the noise std of a message by the paper's theorem.
 
-    With ``users`` None, messages are not shuffled, and Proposition F.1 gives the noise std.
+    Theorem B.1 is for shuffled batches of ``users`` users. With ``users`` None, messages are not
+    shuffled, and Proposition F.1 gives the noise std.
     """
     if users is None:
         return 4.0 * math.sqrt(2.0 * math.log(2.5 / delta)) / epsilon
@@ -631,9 +648,10 @@ def _theorem_std(epsilon: float, delta: float, users: int | None) -> float:
 
 
 def _within_budget(mechanism: LocalGaussian) -> LocalGaussian:
-    """Return the mechanism with just enough more noise to meet its budget's epsilon.
+    """Return the mechanism with its noise increased until its epsilon is within the budget.
 
-    Rounding and the finite grids of the searches may leave epsilon just above the budget.
+    Before this, epsilon may be slightly above the budget, because of rounding and of the finite
+    grids of the searches.
     """
     step = 1e-12
     while mechanism.exact() > mechanism.budget.epsilon:

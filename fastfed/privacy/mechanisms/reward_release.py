@@ -40,12 +40,13 @@ PUBLIC_CONTEXTS = Condition(
 def reward_sensitivity(
     relation: str, feature_bound: float, reward_range: tuple[float, float]
 ) -> float:
-    """Return the L2 sensitivity of sum x y to one reward.
+    """Return the L2 sensitivity of the sum of x y to one reward y.
 
     Parameters
     ----------
     relation : {"replace", "zero-out"}
-        The reward becomes any other reward, or its contribution becomes zero.
+        Neighbouring datasets: one reward becomes any other reward, or its contribution becomes
+        zero.
     feature_bound : float
         L with ||x||_2 <= L.
     reward_range : (float, float)
@@ -67,7 +68,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
     Parameters
     ----------
     releases : int
-        K.
+        K, the number of releases.
     noise_std : float
         Standard deviation of each entry of one noise vector, in the units of the sum.
     budget : Budget
@@ -121,12 +122,15 @@ class RewardRelease(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the source of the rule that chose the noise, with authors and year."""
         return _SOURCE
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
+        """Return the std of one noise vector in entries of x y, and in entries of x x^T (none).
+
+        The three numbers are for entries of x y, and for those of x x^T off and on the diagonal.
+        """
         return self.noise_std, 0.0, 0.0
 
     @property
@@ -137,7 +141,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
     @property
     def variance_factors(self) -> np.ndarray:
         """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,)."""
-        # It does not depend on the noise std or the layout.
+        # The relative variances do not depend on the noise std and the layout.
         gaussian_release = GaussianRelease(
             self.releases, "goe2", max(self.noise_std, 1.0), "exact", self.budget, "",
             release=self.release, factor=self.factor,
@@ -145,7 +149,7 @@ class RewardRelease(msgspec.Struct, frozen=True):
         return gaussian_release.variance_factors
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all releases, for the rewards of one user."""
+        """Return the GDP parameter mu of all releases, for the rewards of one user."""
         if not self.releases:
             return 0.0
         if self.noise_std == 0.0:
@@ -157,13 +161,13 @@ class RewardRelease(msgspec.Struct, frozen=True):
         return math.sqrt(squares) * sensitivity / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the exact epsilon of all releases, at delta (default: the budget's)."""
+        """Return the exact epsilon of all releases, at delta (default: the budget's)."""
         mu = self.mu()
         target_delta = self.budget.delta if delta is None else delta
         return gaussian_epsilon(mu, target_delta) if math.isfinite(mu) else math.inf
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by exact accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         epsilon = self.exact()
         claim = noise_claim(self.budget, epsilon, note="computed" if math.isfinite(epsilon) else "")
         return [PUBLIC_CONTEXTS, *participation_conditions(self.returning), claim]
@@ -186,7 +190,7 @@ def calibrate_rewards(
     budget : Budget
         Unit "reward", delta > 0.
     releases, release, returning, factor, feature_bound, reward_range
-        As in `RewardRelease`.
+        See `RewardRelease`.
 
     Returns
     -------

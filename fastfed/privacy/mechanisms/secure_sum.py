@@ -2,12 +2,12 @@
 
 Silo i stores, in fixed point, the sums gamma_j (s,) of its records in each batch j. At release k it
 computes C~_k1 gamma_1 + ... + C~_kk gamma_k, where C~ is a lower triangular matrix of numbers on a
-grid, and adds its share of the noise, Bin(n, 1/2) - n/2 in every entry. All results are integers in
-one unit. Masks that cancel in the sum over silos hide each silo's integers
+grid. Then it adds its share of the noise, Bin(n, 1/2) - n/2 in every entry. All results are integer
+multiples of one unit. Masks that cancel in the sum over silos hide each silo's integers
 (`fastfed.protocols.secure_sum`). The noise shares of m silos add up to Bin(m n, 1/2) - m n/2, so
 the account counts the fair coins of the trusted silos. Nobody has to be trusted with a sum without
-noise. Prefix sums are A C~^-1 times the releases, where A is the lower triangular matrix of ones:
-post-processing. Proofs: docs/secure-sum.md.
+noise. Prefix sums are A C~^-1 times the releases, where A is the lower triangular matrix of ones,
+so they are post-processing. Proofs: docs/secure-sum.md.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ __all__ = ["SecureSum", "calibrate_secure_sum", "integer_factor"]
 #: The factor is rounded to multiples of 2^-FACTOR_BITS. A record's entries are rounded to a grid
 #: between 2^-FINEST and 2^-COARSEST of their bound.
 FACTOR_BITS, FINEST, COARSEST = 14, 22, 12
-#: Number of bits into which a sum with its sign and noise must fit; a 64-bit word has one more.
+#: Number of bits into which a sum with its sign and noise must fit; a 64-bit word has one bit more.
 MAX_BITS = 63
-#: Noise is assumed to be within this many standard deviations: 2 exp(-40^2 / 2) < 10^-347.
+#: The absolute noise is assumed to be below this number of standard deviations. The probability of
+#: larger noise is at most 2 exp(-40^2 / 2) < 10^-347.
 _NOISE_STDS = 40
 _SOURCE = (
     "a lower triangular factor of the prefix sums (Denisov et al. 2022, Theorem 2.1) with binomial "
@@ -54,19 +55,21 @@ _SOURCE = (
 )
 
 Factor = tuple[tuple[int, ...], ...]
-#: Numbers of fair coins for bias, off-diagonal and diagonal entries.
+#: Numbers of fair coins in the noise of an entry of x y, and of entries of x x^T off and on the
+#: diagonal.
 Coins = tuple[int, int, int]
 
 
 class _Account(NamedTuple):
-    """All numbers except the noise that the privacy account of secure sums needs.
+    """The numbers, except those of the noise, that the privacy account of secure sums needs.
 
     Parameters
     ----------
     relation : str
         The neighbouring relation.
     column : float
-        The largest norm of the factor's columns, increased to cover the rounding of records.
+        The largest norm of a column of the factor C~, increased to cover the rounding of records.
+        For users of several batches, the largest norm of a sum of this number of columns.
     reach : int
         The largest change of one released integer by one user.
     coordinates : int
@@ -91,13 +94,13 @@ class _Account(NamedTuple):
     centred: Centred | None = None
 
     def mu(self, bias_std: float, off_diagonal_std: float, diagonal_std: float) -> float:
-        """Compute the GDP parameter for Gaussian noise of these stds, in the units of the sums."""
+        """Return the GDP parameter mu for Gaussian noise of these stds, in units of the sums."""
         if min(bias_std, off_diagonal_std, diagonal_std) <= 0.0:
             return math.inf
         bias_bound, covariance_bound = self.norms
-        # The joint sensitivity is known only if the noise of x x^T has one of these two layouts.
-        # In each layout, take the largest noise that nowhere exceeds the given noise. Less noise
-        # means a larger mu, so each layout gives an upper bound of mu.
+        # The joint sensitivity is known only if the noise of x x^T has one of these two layouts. In
+        # each layout, take the largest noise that does not exceed the given noise in any entry.
+        # Less noise means a larger mu, so each layout gives an upper bound of mu.
         layouts = (
             ("goe2", min(off_diagonal_std, diagonal_std / math.sqrt(2.0))),
             ("iid", min(off_diagonal_std, diagonal_std)),
@@ -114,43 +117,44 @@ class _Account(NamedTuple):
         )
 
     def proven_mu(self, coins: Coins, tail_probability: float) -> float:
-        """Compute a GDP parameter that binomial noise of ``coins`` fair coins is proven to meet.
+        """Return a GDP parameter mu that is proven for binomial noise of ``coins`` fair coins.
 
-        It holds unless the noise is in its tails, which have ``tail_probability`` together.
+        It holds unless the noise of some entry is in its tails. The tails of all entries together
+        have ``tail_probability``.
         """
         tail = tail_of(tail_probability, self.coordinates)
-        # The std of the Gaussian noise that is at most as private as the binomial noise.
+        # Stds of Gaussian noise that is at most as private as the binomial noise.
         bias_std, off_diagonal_std, diagonal_std = (
             std_of_coins(n, self.reach, tail) * self.step for n in coins
         )
         return self.mu(bias_std, off_diagonal_std, diagonal_std)
 
     def epsilon(self, coins: Coins, delta: float) -> float:
-        """Compute the proven epsilon at ``delta`` of noise from these numbers of fair coins.
+        """Return the proven epsilon at ``delta`` of noise from these numbers of fair coins.
 
-        The result is infinite if no epsilon is proven.
+        The result is infinite if no finite epsilon is proven.
         """
-        smallest = math.inf
+        smallest_epsilon = math.inf
         # A share of delta covers the tails of the noise, the remaining delta its body.
         for share in TAIL_SHARES if delta > 0.0 else ():
             mu = self.proven_mu(coins, delta * share)
             if math.isfinite(mu):
                 remaining_delta = delta * (1.0 - share) / (1.0 - delta * share)
-                smallest = min(smallest, gaussian_epsilon(mu, remaining_delta))
-        return smallest
+                smallest_epsilon = min(smallest_epsilon, gaussian_epsilon(mu, remaining_delta))
+        return smallest_epsilon
 
     def delta(self, coins: Coins, epsilon: float) -> float:
-        """Compute the proven delta, in [0, 1], of noise from these numbers of coins at epsilon."""
-        smallest = 1.0
+        """Return the proven delta, in [0, 1], of noise from these numbers of coins at epsilon."""
+        smallest_delta = 1.0
         # Every tail probability gives a valid delta; take the smallest one on a grid.
         for tail_probability in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.proven_mu(coins, tail_probability)
             if math.isfinite(mu):
-                smallest = min(
-                    smallest,
+                smallest_delta = min(
+                    smallest_delta,
                     tail_probability + (1.0 - tail_probability) * gaussian_delta(epsilon, mu),
                 )
-        return smallest
+        return smallest_delta
 
 
 class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,11 +168,12 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         The rows of C~ up to the diagonal (row k has k entries), times 2^factor_bits. There is one
         row per release, K >= 1. No diagonal entry is 0.
     trials : tuple of int
-        n, the number of fair coins in one silo's share of the noise, for bias, off-diagonal and
-        diagonal entries; even.
+        n, the number of fair coins in one silo's share of the noise, for an entry of x y, and for
+        entries of x x^T off and on the diagonal. Each n is even.
     silos, colluders : int
-        M, and the number t < M of silos whose noise is not counted: silos that share what they know
-        with the server or with each other, silos that add no noise, and the observer's silo.
+        M, and the number t < M of silos whose noise is not counted. These are the silos that share
+        what they know with the server or with each other, silos that add no noise, and the silo of
+        an observer.
     dimension : int
         d; a sum has s = d + d (d + 1)/2 entries.
     points : int
@@ -217,7 +222,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         # A plan is plain data that anybody can change, so check its numbers here, too.
         if not self.factor or any(len(row) != k for k, row in enumerate(self.factor, start=1)):
             raise InputError("factor must have rows of 1, 2, 3, ... entries, one row per release")
@@ -266,7 +271,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def honest(self) -> int:
-        """Return M - t, the number of silos that are not ``colluders``: only their noise counts."""
+        """Return M - t, the number of silos that are not colluders. Only their noise counts."""
         return self.silos - self.colluders
 
     @property
@@ -281,9 +286,9 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _smallest_norm(self) -> float:
-        """Return l such that sensitivity / noise std is at least l / (sqrt(2) smallest std).
+        """Return a number l for a lower bound on the sensitivity, which `exact.inflation` needs.
 
-        `exact.inflation` compares the rounding error of a record with l.
+        The sensitivity in units of the noise is at least l / (sqrt(2) smallest noise std).
         """
         if self.centred is None:
             return min(self._norms)
@@ -308,7 +313,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits(self) -> int:
-        """Return the number of bits that hold every sum of messages, with its sign and noise."""
+        """Return a number of bits that every sum of messages fits into, with sign and noise."""
         return needed_bits(
             self._largest_factor_entry,
             self.points,
@@ -321,7 +326,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     def _stds(self, silos: int) -> tuple[float, float, float]:
         """Return the std of the total noise of ``silos`` silos, in the units of the sums.
 
-        The three numbers are for bias, off-diagonal and diagonal entries.
+        The three numbers are for entries of x y, and for entries of x x^T off and on the diagonal.
         """
         # n fair coins have the variance n / 4.
         bias, off_diagonal, diagonal = (math.sqrt(silos * n) / 2.0 * self.step for n in self.trials)
@@ -331,7 +336,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     def stds(self) -> tuple[float, float, float]:
         """Return the noise std of one release, with all M shares, in the units of the sums.
 
-        The three numbers are for bias, off-diagonal and diagonal entries.
+        The three numbers are for entries of x y, and for entries of x x^T off and on the diagonal.
         """
         return self._stds(self.silos)
 
@@ -342,12 +347,18 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prefix_weights(self) -> np.ndarray:
-        """Return B~ = A C~^-1, lower triangular (K, K): row k times releases is prefix sum k."""
+        """Return the matrix B~ = A C~^-1, lower triangular (K, K).
+
+        Prefix sum k is the sum of the releases weighted by row k.
+        """
         return _prefix_weights(self.factor) * 2.0**self.factor_bits
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Return the noise variance of prefix sums k = 0..K relative to one release, (K + 1,)."""
+        """Return the noise variances of prefix sums k = 0..K, (K + 1,).
+
+        The unit is the noise variance of one release.
+        """
         squares = (self.prefix_weights**2).sum(axis=1)
         return np.concatenate([np.zeros(1), squares])
 
@@ -374,7 +385,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _account(self, relation: str | None = None) -> _Account:
-        """Return all numbers except the noise that the account of these sums needs."""
+        """Return the numbers, except those of the noise, that the account of these sums needs."""
         return _Account(
             relation=named_relation(relation, self.budget),
             # Rounding records to the grid increases the sensitivity by this factor.
@@ -396,29 +407,30 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return bias, off_diagonal, diagonal
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of Gaussian noise with the variance of the counted shares.
+        """Return the GDP parameter mu of Gaussian noise with the variance of the counted shares.
 
-        It approximates the privacy of the binomial noise; `exact` is proven.
+        It is only an approximation for the binomial noise. `exact` returns the proven epsilon.
         """
         return self._account(relation).mu(*self._stds(self.honest))
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon against the server and t silos, at ``delta``.
+        """Return the proven epsilon towards the server and t colluding silos, at ``delta``.
 
-        Default: the budget's delta. The result is infinite if no epsilon is proven.
+        The default is the budget's delta. The result is infinite if no finite epsilon is proven.
         """
         target_delta = named_delta(delta, self.budget)
         return self._account(relation).epsilon(self._coins(self.honest), target_delta)
 
     def fallback(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon if the server and all other silos collude.
+        """Return the proven epsilon if the server and all silos other than the user's collude.
 
-        Only the noise share of the user's silo counts then. ``delta`` is the budget's by default.
+        Only the noise share of the user's silo counts then. The default of ``delta`` is the
+        budget's.
         """
         return self._account(relation).epsilon(self.trials, named_delta(delta, self.budget))
 
     def delta(self, epsilon: float, relation: str | None = None) -> float:
-        """Compute the proven delta, in [0, 1], against the server and t silos at epsilon >= 0."""
+        """Return the proven delta in [0, 1] towards the server and t silos, at epsilon >= 0."""
         epsilon = number("epsilon", epsilon, at_least=0)
         return self._account(relation).delta(self._coins(self.honest), epsilon)
 
@@ -430,7 +442,7 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return _SOURCE
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), "proven", note)
         return [
@@ -459,7 +471,10 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return [Condition(text, True) for text in texts]
 
     def sides(self) -> list[Side]:
-        """List the guarantee that holds if all others collude; empty if none is proven."""
+        """Return the guarantee that holds if the server and all other silos collude.
+
+        The list is empty if no finite epsilon is proven.
+        """
         epsilon = self.fallback()
         if not math.isfinite(epsilon):
             return []
@@ -475,12 +490,12 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
     # ---- integers of messages --------------------------------------------------------------------
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """Encode sums (..., s) as uint64: the nearest multiples of `unit`, modulo 2^64."""
+        """Return sums (..., s) as uint64 integers: the nearest multiples of `unit`, modulo 2^64."""
         rounded: np.ndarray = np.rint(values / self.unit)
         return rounded.astype(np.int64).view(np.uint64)
 
     def row(self, leaves: np.ndarray) -> np.ndarray:
-        """Compute a silo's message at release k, without noise: row k of the factor times leaves.
+        """Return a silo's message at release k without noise: row k of the factor times ``leaves``.
 
         ``leaves`` are the silo's encoded sums of its first k batches, uint64, (k, s). The result
         (s,) is modulo 2^64.
@@ -490,21 +505,21 @@ class SecureSum(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     def value(self, total: np.ndarray) -> np.ndarray:
-        """Decode a sum of messages, uint64, (..., s), to float64 in the units of the sums."""
+        """Return a sum of messages, uint64 (..., s), as float64 in the units of the sums."""
         result: np.ndarray = total.view(np.int64) * self.step
         return result
 
     def entry_trials(self, silos: int = 1) -> list[int]:
-        """List the number of fair coins of ``silos`` silos for each of the s entries of a sum."""
+        """Return the number of fair coins of ``silos`` silos for each of the s entries of a sum."""
         trials_by_entry = [silos * n for n in entries(self.dimension, self.trials)]
         # Centred records: the last entry is a public count, without noise.
         return trials_by_entry if self.centred is None else [*trials_by_entry[:-1], 0]
 
 
 def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
-    """Round a factor C (K, K) to multiples of 2^-factor_bits; return its rows as integers.
+    """Return the rows of a factor C (K, K), rounded to multiples of 2^-factor_bits, as integers.
 
-    Row k has its k entries up to the diagonal, in units of 2^-factor_bits.
+    Row k has the k entries up to the diagonal, in units of 2^-factor_bits.
 
     Raises
     ------
@@ -526,10 +541,10 @@ def integer_factor(factor: object, factor_bits: int = FACTOR_BITS) -> Factor:
 
 @lru_cache(maxsize=16)
 def _squared_sensitivity(factor: Factor, participations: int) -> int:
-    """Bound the squared norm of any signed sum of ``participations`` columns of the factor C.
+    """Return a bound on the squared norm of any signed sum of ``participations`` columns of C.
 
-    The squared norm is at most the sum of |<C_j, C_l>| over all ordered pairs of the chosen
-    columns, and the result bounds this sum.
+    C is the factor. The squared norm is at most the sum of |<C_j, C_l>| over all ordered pairs of
+    the chosen columns, and the result bounds this sum. For one column it is the exact maximum.
     """
     largest_entry = max(max(map(abs, row)) for row in factor)
     # If 64 bits may be too few, use Python's integers.
@@ -549,7 +564,10 @@ def _squared_sensitivity(factor: Factor, participations: int) -> int:
 
 @lru_cache(maxsize=16)
 def _prefix_weights(factor: Factor) -> np.ndarray:
-    """Solve B C = A for B, where A is the lower triangular matrix of ones, and C the factor."""
+    """Return the matrix B with B C = A, where A is the lower triangular matrix of ones.
+
+    C is the integer factor.
+    """
     size = len(factor)
     c = np.zeros((size, size))
     for k, row in enumerate(factor):
@@ -585,16 +603,16 @@ def calibrate_secure_sum(
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     factor : array_like (K, K)
         C, lower triangular, without a 0 on its diagonal. Its scale does not matter.
     silos, colluders, dimension, points, feature_bound, reward_bound, max_participations, centred
-        As in `SecureSum`.
+        See `SecureSum`.
     layout : {"iid", "goe1", "goe2"}
-        Layout of the noise of the covariance stream.
+        Layout of the noise in the sum of x x^T.
     covariance_ratio : float
-        r > 0: the layout's parameter is r times the bias stream's noise, each in units of its
-        stream's largest norm.
+        r > 0: the layout's parameter, divided by the bound on |x x^T|, is r times the std of the
+        noise in the sum of x y, divided by the bound on |x y|.
     factor_bits : int
         C is rounded to multiples of 2^-factor_bits. The account uses the rounded C.
     unit : float, optional
@@ -626,7 +644,8 @@ def calibrate_secure_sum(
         feature_norm * feature_norm,
     )
     relative_stds = norms[0], norms[1] * off, norms[1] * on
-    # First guess of the factor on `relative_stds`: what a Gaussian mechanism needs, plus 1 %.
+    # `relative_stds` are the stds of the noise up to a factor. First guess of this factor: that of
+    # a Gaussian mechanism, plus 1 %.
     column = math.ldexp(
         math.sqrt(_squared_sensitivity(rows, min(participations, len(rows)))), -factor_bits
     )
@@ -653,7 +672,7 @@ def calibrate_secure_sum(
     )
     account, honest = noiseless._account(), noiseless.honest
     delta = budget.delta
-    # For each tail probability: the mu that meets the budget with the remaining delta.
+    # For each tail probability: the largest mu with which the remaining delta meets the budget.
     tail_and_mu = [
         (
             tail_probability,
@@ -703,10 +722,10 @@ def _entry_bound(largest: float, unit: float) -> int:
 
 
 def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
-    """Return the number of bits that hold a sum of messages, with its sign and noise.
+    """Return a number of bits that a sum of messages fits into, with its sign and noise.
 
-    The result is at least 11 more than the bits of a sum of records. If it is at most 63, a sum of
-    records therefore fits into the 53 bits of a float64, which adds records exactly.
+    The result is at least 11 more than the number of bits of a sum of records. If it is at most 63,
+    a sum of records therefore fits into the 53 bits of a float64, which adds records exactly.
 
     Parameters
     ----------
@@ -717,7 +736,7 @@ def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
     entry : int
         Bound on a record's absolute entries, in units of the grid.
     coins : tuple of int
-        Numbers of coins of all silos.
+        Numbers of fair coins of all silos together.
     """
     noise_bound = _NOISE_STDS * (math.isqrt(max(coins)) + 1) // 2
     return max(
@@ -729,10 +748,10 @@ def needed_bits(largest: int, points: int, entry: int, coins: Coins) -> int:
 def _finest_unit(
     factor: Factor, factor_bits: int, points: int, norms: tuple[float, float], std: float
 ) -> float:
-    """Return the finest grid for records with which sums and noise fit into `MAX_BITS`.
+    """Return the unit of the finest grid for records with which sums and noise fit into 63 bits.
 
     ``norms`` bound |x y| and |x x^T|, and ``std`` is the std of the noise of all silos together, in
-    the units of the sums. If no grid fits, return the coarsest one.
+    the units of the sums. If no grid fits, return the unit of the coarsest grid.
     """
     largest = max(max(map(abs, row)) for row in factor)
     top_exponent = math.ceil(math.log2(max(norms)))

@@ -1,9 +1,9 @@
 """Expert choices that change seldom: the shrinking dartboard, and limited updates.
 
 Both mechanisms choose one expert for all clients by the exponential mechanism, from the experts'
-past losses. The dartboard throws a coin to decide whether to keep the current expert, so that few
-draws of an expert need to be accounted for. Limited updates choose by the losses since the last
-choice only, so that each loss affects one choice. Sources: Geulen, Vöcking & Winkler 2010
+past losses. The dartboard throws a coin to decide whether to keep the current expert, so that a new
+expert is drawn seldom, and the account has few draws. Limited updates use only the losses since the
+last choice, so that each loss affects one choice. Sources: Geulen, Vöcking & Winkler 2010
 (shrinking dartboard); Asi, Feldman, Koren & Talwar 2022 (its private form, and limited updates).
 """
 
@@ -64,13 +64,13 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     switches : int
-        K >= 0, the largest number of draws after the first.
+        K >= 0, the largest number of draws of an expert after the first draw.
     chance : float
         p in [1e-9, 1]: the smallest probability of a new draw.
     rate : float
-        r > 0, per unit of loss.
+        r > 0: an expert of total loss S is drawn with probability proportional to exp(-r S).
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------
@@ -92,14 +92,17 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("switches", self.switches, at_least=0)
         number("chance", self.chance, at_least=MIN_CHANCE, at_most=1.0)
         number("rate", self.rate, above=0)
 
     @property
     def coin(self) -> float:
-        """Return the epsilon of one coin: each loss changes the probability of one coin only."""
+        """Return the epsilon of all coins, which is that of one coin.
+
+        Each loss changes the probability of one coin only.
+        """
         return coin_epsilon(self.rate, self.chance)
 
     @property
@@ -108,11 +111,14 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(2.0 * self.rate)
 
     def keeps(self, expert_loss: float) -> float:
-        """Return the probability of keeping an expert with this loss since the last coin."""
+        """Return the probability of keeping an expert whose loss since the last coin is given.
+
+        The loss is summed over all clients.
+        """
         return (1.0 - self.chance) * math.exp(-self.rate * expert_loss)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, as `composed_epsilon` takes them.
+        """Return the mechanisms that depend on one loss, as arguments of `composed_epsilon`.
 
         Each is (kind, epsilon or range, number of such mechanisms).
         """
@@ -133,7 +139,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"at most {self.switches} experts are drawn after the first", True),
@@ -143,7 +149,7 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
-    """Compute the epsilon of the one coin whose probability depends on a given loss.
+    """Return the epsilon of the one coin whose probability depends on a given loss.
 
     ``chance`` is the smallest probability p of a new draw. This is step 1 of the proof above.
     """
@@ -153,7 +159,10 @@ def coin_epsilon(rate: float, chance: float) -> float:
 
 
 def simple_epsilon(rate: float, chance: float, switches: int, delta: float) -> float:
-    """Compute an upper bound of a dartboard's epsilon in closed form, see `Dartboard`."""
+    """Return an upper bound of a dartboard's epsilon at delta, in closed form.
+
+    ``rate``, ``chance`` and ``switches`` are those of `Dartboard`.
+    """
     draws_epsilon = 2.0 * rate * switches
     if delta > 0.0 and switches > 0:
         rho = switches * rho_of_bounded_range(2.0 * rate)
@@ -164,7 +173,7 @@ def simple_epsilon(rate: float, chance: float, switches: int, delta: float) -> f
 def calibrate_dartboard(
     budget: Budget, *, switches: int, chance: float, at_most: float = math.inf
 ) -> Dartboard:
-    """Compute the dartboard with the largest rate that a budget allows.
+    """Return the dartboard with the largest rate that a budget allows.
 
     Parameters
     ----------
@@ -176,8 +185,8 @@ def calibrate_dartboard(
     chance : float
         p in [1e-9, 1].
     at_most : float
-        Upper limit of the rate. For K = 0 the budget sets no limit: the rate is ``at_most``, or 1
-        if that is infinite.
+        Upper limit of the rate. For K = 0 the budget sets no limit, and the rate is ``at_most``. If
+        ``at_most`` is infinite then, the rate is 1.
 
     Returns
     -------
@@ -212,7 +221,7 @@ def calibrate_dartboard(
 
 
 def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) -> float:
-    """Compute the largest rate whose proven epsilon is within the dartboard's budget.
+    """Return the largest rate whose proven epsilon is within the dartboard's budget.
 
     ``epsilon_at`` maps a rate to its epsilon. The result is at most a relative 2e-7 too small.
     """
@@ -263,7 +272,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
     eta : float
         > 0: an expert of cost c is chosen with probability proportional to exp(-eta c / 2).
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------
@@ -283,13 +292,13 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("choices", self.choices, at_least=0)
         number("eta", self.eta, above=0)
 
     @property
     def mechanism(self) -> Exponential:
-        """Return the mechanism of one choice."""
+        """Return the exponential mechanism that makes one choice."""
         return Exponential(self.eta)
 
     def exact(self, delta: float | None = None) -> float:
@@ -304,7 +313,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition("each loss is in the scores of one choice at most", True),
@@ -313,7 +322,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate_choices(budget: Budget, *, choices: int) -> FreshChoices:
-    """Compute the largest eta within a budget, for choices that each use different losses.
+    """Return choices that each use different losses, with the largest eta within a budget.
 
     Parameters
     ----------
@@ -326,7 +335,7 @@ def calibrate_choices(budget: Budget, *, choices: int) -> FreshChoices:
     Returns
     -------
     FreshChoices
-        eta = epsilon at delta = 0, and more otherwise.
+        The calibrated mechanism. Its eta is epsilon if delta = 0, and larger otherwise.
     """
     choice("unit", budget.unit, ("user",))
     choice("relation", budget.relation, ("replace", "zero-out"))

@@ -26,11 +26,12 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 def minimal_scales(
     epsilon: float, sensitivity: float = 1.0, *, common_shift: bool = False
 ) -> tuple[float, float]:
-    """Compute the best scales (a, b) of threshold noise and query noise for `AboveThreshold`.
+    """Return the scales (a, b) of threshold noise and query noise with the least total variance.
 
-    In general 1/a + 2/b = epsilon/sensitivity must hold. Of all such pairs, b = 2^{1/3} a has the
-    least variance of threshold noise plus query noise. With ``common_shift`` both scales may be as
-    small as sensitivity/epsilon.
+    They are for an `AboveThreshold` of this epsilon. In general 1/a + 2/b = epsilon/sensitivity
+    must hold. Of all such pairs, the pair with b = 2^{1/3} a has the least variance of threshold
+    noise plus query noise. With ``common_shift`` both scales may be as small as
+    sensitivity/epsilon.
     """
     epsilon = number("epsilon", epsilon, above=0)
     query_change = number("sensitivity", sensitivity, above=0)
@@ -87,7 +88,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
     # The same two arguments without a crossing query cover the outcome "none".
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
@@ -102,7 +103,9 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return self.sensitivity * (1.0 / a + 2.0 / b)
 
     def first_above(self, queries: object, threshold: float, uniforms: object) -> int | None:
-        """Return the index of the first noisy query above the noisy threshold; None if none is.
+        """Return the index of the first noisy query above the noisy threshold.
+
+        Return None if no query is above it.
 
         Parameters
         ----------
@@ -111,7 +114,8 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         threshold : float
             The exact threshold.
         uniforms : array_like (n + 1,)
-            In (0, 1): first the threshold's, then the queries'. Do not use them again.
+            Random numbers in (0, 1): one for the threshold, then one for each query. Do not use
+            them again.
         """
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
@@ -121,7 +125,7 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return int(crossings[0]) if len(crossings) else None
 
     def log_crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute the logarithms (n + 1,) of `crossing_probabilities`, even of tiny ones."""
+        """Return the logarithms (n + 1,) of `crossing_probabilities`, even of tiny ones."""
         q = array("queries", queries, ndim=1)
         level = number("threshold", threshold)
         if not len(q):
@@ -145,11 +149,12 @@ class AboveThreshold(msgspec.Struct, frozen=True):
         return np.array([*log_probabilities, _log_sum(log_densities)])
 
     def crossing_probabilities(self, queries: object, threshold: float) -> np.ndarray:
-        """Compute the distribution (n + 1,) of the first crossing: each of n queries, then none.
+        """Return the distribution (n + 1,) of the first crossing.
 
-        Given the noise of the threshold, the queries cross independently. So each probability is
-        an integral over the noise of the threshold. It is computed by Gauss-Legendre quadrature
-        with a relative error of about 1e-12, in time O(n^2).
+        Entry i < n is the probability that query i is the first above the threshold, and entry n
+        the probability that none is. Given the noise of the threshold, the queries cross
+        independently. So each probability is an integral over the noise of the threshold. It is
+        computed by Gauss-Legendre quadrature with a relative error of about 1e-12, in time O(n^2).
         """
         result: np.ndarray = np.exp(self.log_crossing_probabilities(queries, threshold))
         return result
@@ -183,7 +188,7 @@ def _quadrature(kinks: np.ndarray, a: float, b: float, count: int) -> tuple[np.n
 
 
 def _log_sum(logs: np.ndarray) -> float:
-    """Compute ln of the sum of exp(logs), without overflow."""
+    """Return ln of the sum of exp(logs), computed without overflow."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).sum())) if math.isfinite(top) else -math.inf
 
@@ -207,7 +212,9 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 class NoisyArgmin(msgspec.Struct, frozen=True):
-    """The index of the smallest of d scores with Laplace noise ("report noisy min").
+    """The mechanism that releases the index of the smallest of d scores with Laplace noise.
+
+    It is also called "report noisy min".
 
     Parameters
     ----------
@@ -236,27 +243,27 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
     monotone: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         number("scale", self.scale, above=0)
         number("sensitivity", self.sensitivity, above=0)
         boolean("monotone", self.monotone)
 
     @property
     def epsilon(self) -> float:
-        """Return the epsilon of releasing the index of one smallest score."""
+        """Return the epsilon of one release of the index of the smallest noisy score."""
         return (1.0 if self.monotone else 2.0) * self.sensitivity / self.scale
 
     def choose(self, scores: object, noise: object) -> int:
-        """Return the index of the smallest of scores + scale * noise; the first of equal ones.
+        """Return the index of the smallest entry of scores + scale * noise, the first in a tie.
 
-        ``scores`` has shape (d,). ``noise`` is standard Laplace noise (d,), for example of
-        `laplace.laplace_quantile`. Do not use it again.
+        ``scores`` has shape (d,). ``noise`` is standard Laplace noise (d,), such as the result of
+        `laplace.laplace_quantile`. Do not use the noise again.
         """
         values = _check_scores(scores)
         return int(np.argmin(values + self.scale * array("noise", noise, shape=values.shape)))
 
     def log_probabilities(self, scores: object) -> np.ndarray:
-        """Compute ln P(i) (d,), where P(i) is the probability that candidate i is chosen.
+        """Return ln P(i) (d,), where P(i) is the probability that candidate i is chosen.
 
         P(i) itself may underflow. It is an integral over the value of the smallest noisy score,
         computed by Gauss-Legendre quadrature with a relative error of about 1e-12. The time is
@@ -277,12 +284,12 @@ class NoisyArgmin(msgspec.Struct, frozen=True):
         return result
 
     def probabilities(self, scores: object) -> np.ndarray:
-        """Compute P(i) (d,), the probability that candidate i is chosen, for each i."""
+        """Return the probability (d,) of each candidate to be chosen."""
         result: np.ndarray = np.exp(self.log_probabilities(scores))
         return result
 
     def two_candidate_loss(self, gap: float) -> float:
-        """Compute the privacy loss ln(P'(i)/P(i)) if i, the worse of two candidates, is chosen.
+        """Return the privacy loss ln(P'(i)/P(i)) if i, the worse of two candidates, is chosen.
 
         The two scores differ by ``gap`` on the dataset of P. On the neighbouring dataset of P' they
         are closer by the largest possible change. The loss increases with the gap and tends to
@@ -302,7 +309,7 @@ def _check_scores(scores: object) -> np.ndarray:
 
 
 def _log_tail(g: float) -> float:
-    """Compute ln P(X - Y > g) for independent standard Laplace noises X and Y."""
+    """Return ln P(X - Y > g) for independent standard Laplace noises X and Y."""
     # For g >= 0 the probability is (1 + g/2) e^-g / 2; X - Y is symmetric.
     tail = math.log1p(abs(g) / 2.0) - abs(g) - math.log(2.0)
     return tail if g >= 0.0 else math.log1p(-math.exp(tail))
@@ -358,11 +365,12 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     threshold_scale, query_scale : float
         a and b, the scales of the Laplace noise, in units of loss.
     eta : float
-        Range of the exponential mechanism.
+        eta of the exponential mechanism that chooses an expert: its privacy losses have a range of
+        at most eta.
     calibration : {"exact", "printed", "zcdp"}
         The rule that chose the noise and eta.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------
@@ -385,7 +393,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("switches", self.switches, at_least=0)
         number("threshold_scale", self.threshold_scale, above=0)
         number("query_scale", self.query_scale, above=0)
@@ -394,7 +402,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def comparisons(self) -> AboveThreshold:
-        """Return the mechanism that compares losses with the threshold between two switches."""
+        """Return the mechanism that decides, by comparisons with the threshold, when to switch."""
         return AboveThreshold(self.threshold_scale, self.query_scale, common_shift=True)
 
     @property
@@ -403,7 +411,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(self.eta)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms that depend on one loss, as the parts of `composed_epsilon`.
+        """Return the mechanisms that depend on one loss, as arguments of `composed_epsilon`.
 
         Each part is (kind, epsilon or eta, number of such mechanisms).
         """
@@ -425,7 +433,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
         return {"threshold": sqrt2 * self.threshold_scale, "query": sqrt2 * self.query_scale}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         return [
             Condition("losses are in [0, 1]", True),
             Condition(f"the expert is changed at most {self.switches} times", True),
@@ -436,7 +444,7 @@ class SparseSwitching(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def epsilon_of_choices(parts: list[Part], delta: float) -> float:
-    """Compute the proven epsilon of a test that is followed by choices of an expert.
+    """Return the proven epsilon of a test that is followed by choices of an expert.
 
     Parameters
     ----------
@@ -449,8 +457,8 @@ def epsilon_of_choices(parts: list[Part], delta: float) -> float:
     Returns
     -------
     float
-        The smaller one of two bounds: all parts composed by their privacy losses; and the epsilon
-        of the test plus the epsilon of the choices by zCDP.
+        The smaller of two bounds. The first composes all parts by their privacy losses. The second
+        is the epsilon of the test plus the epsilon of the choices by zCDP.
     """
     composed = composed_epsilon(parts, delta)
     if delta == 0.0 or not parts:
@@ -460,14 +468,17 @@ def epsilon_of_choices(parts: list[Part], delta: float) -> float:
 
 
 def loss_claim(budget: Budget, epsilon: float, what: str = "the experts") -> ClaimCondition:
-    """Return the claim that ``epsilon`` is proven for the outputs named by ``what``."""
+    """Return the condition that ``epsilon``, proven for one replaced loss, is within the budget.
+
+    ``what`` names the outputs in the condition's text.
+    """
     return epsilon_claim(budget, epsilon, what, "replacement of one loss", note="computed")
 
 
 def calibrate_switching(
     budget: Budget, *, switches: int, calibration: str = "exact"
 ) -> SparseSwitching:
-    """Calibrate sparse switching to a budget and kappa = switches.
+    """Return sparse switching that is calibrated to a budget and at most ``switches`` switches.
 
     Parameters
     ----------
@@ -531,7 +542,7 @@ def calibrate_switching(
 
 
 def _largest_rho(epsilon: float, delta: float) -> float:
-    """Compute the largest rho for which rho-zCDP implies (epsilon, delta), to about 1e-8."""
+    """Return the largest rho for which rho-zCDP implies (epsilon, delta), up to a relative 1e-8."""
     low = rho_of_epsilon(epsilon, delta)  # the classic formula gives a lower bound
     high = 2.0 * low
     while epsilon_of_rho(high, delta) <= epsilon:

@@ -8,10 +8,11 @@ probability in [q, 1 - q]. So the ratio of its probabilities under two rewards i
 (1 - q) / q: the message is (ln((1 - q) / q), 0)-private under replacement of the reward, towards
 everybody who sees it. How y was rounded plays no part in this, and no float is released.
 
-Several messages of one user. On rewards ``low`` and ``high`` the privacy loss of one message is
-+e with probability 1 - q and -e otherwise, e = ln((1 - q) / q). Every other pair of rewards is a
-mixture of these two, which this pair dominates. Products of dominating pairs dominate adaptive
-compositions, so M0 messages have at most the privacy loss e (2 Bin(M0, 1 - q) - M0).
+Several messages of one user. For the pair of rewards ``low`` and ``high``, the privacy loss of one
+message is +e with probability 1 - q and -e otherwise, e = ln((1 - q) / q). The message of any other
+reward is a mixture of the messages of ``low`` and ``high``, so this pair dominates all pairs of
+rewards. Products of dominating pairs dominate adaptive compositions, so M0 messages have at most
+the privacy loss e (2 Bin(M0, 1 - q) - M0).
 
 Estimate. The value (bit - q) / (1 - 2 q), scaled to [low, high], is an unbiased estimate of the
 reward. It takes two values, (high - low) / (1 - 2 q) apart. So by Hoeffding's lemma its noise is
@@ -34,7 +35,7 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 
 #: The flip probability is an integer divided by this number.
 FLIP_UNITS = 2**53
-#: An epsilon above this one has the smallest flip probability, 1 / 2^53.
+#: An epsilon above this number has the smallest flip probability, 1 / 2^53.
 _MOST = 40
 _SOURCE = "randomised response on a reward rounded to a bit (Warner 1965), exact for the bits sent"
 #: The assumption about the device, on which the guarantee rests.
@@ -48,20 +49,20 @@ _DIGITS, _ROUNDING = 50, Decimal("1e-40")
 
 
 def flips_of(epsilon: float, bits: int = 1) -> int:
-    """Return the smallest number of flips for which ``bits`` bits cost at most epsilon.
+    """Return 2^53 times the smallest flip probability with which ``bits`` bits cost epsilon.
 
     Parameters
     ----------
     epsilon : float
-        > 0.
+        Epsilon > 0 of all bits of one user together.
     bits : int, default 1
         Number of bits that share epsilon equally.
 
     Returns
     -------
     int
-        2^53 / (1 + e^(epsilon / bits)), rounded up, at least 1. 2^53 times the probability of a
-        flip.
+        2^53 times the probability of a flip: 2^53 / (1 + e^(epsilon / bits)), rounded up, and at
+        least 1.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def flips_of(epsilon: float, bits: int = 1) -> int:
 
 
 def epsilon_of(flips: int, bits: int = 1) -> float:
-    """Compute the pure epsilon of ``bits`` bits of one user, rounded up to float64.
+    """Return the pure epsilon (delta = 0) of ``bits`` bits of one user, rounded up to float64.
 
     It is bits * ln((2^53 - flips) / flips), where flips / 2^53 is the probability of a flip.
     """
@@ -111,7 +112,7 @@ def bit_scale(flips: int, low: float, high: float) -> float:
 
 
 def bit_to_send(reward: float, flips: int) -> int:
-    """Return the bit that a user's device sends in place of a reward.
+    """Return the random bit that a user's device sends instead of a reward.
 
     Parameters
     ----------
@@ -145,7 +146,7 @@ def bit_to_send(reward: float, flips: int) -> int:
 
 
 class UserBits(msgspec.Struct, frozen=True):
-    """One flipped bit for each reward.
+    """The mechanism in which users send a bit, flipped at random, for each reward.
 
     Parameters
     ----------
@@ -167,7 +168,7 @@ class UserBits(msgspec.Struct, frozen=True):
     returning: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse numbers for which no account is proven."""
+        """Raise InputError for numbers for which no account is proven."""
         integer("flips", self.flips, at_least=1, at_most=FLIP_UNITS // 2 - 1)
         integer("returning", self.returning, at_least=1)
         choice("unit", self.budget.unit, ("reward",))
@@ -180,7 +181,7 @@ class UserBits(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the source of the rule that chose the noise, with authors and year."""
         return _SOURCE
 
     @property
@@ -189,7 +190,7 @@ class UserBits(msgspec.Struct, frozen=True):
         return {}
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the epsilon of all bits of one user, at delta (default: the budget's)."""
+        """Return the epsilon of all bits of one user, at delta (default: the budget's)."""
         target_delta = named_delta(delta, self.budget)
         pure = epsilon_of(self.flips, self.returning)
         if target_delta == 0.0:
@@ -198,7 +199,7 @@ class UserBits(msgspec.Struct, frozen=True):
         return min(pure, composed_epsilon((part,), target_delta))
 
     def conditions(self) -> list[Condition]:
-        """Return the assumptions, and the claim compared with the exact epsilon."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         claim = noise_claim(self.budget, self.exact(), note="computed")
         text = f"a user has at most {self.returning} rewards at all silos together (taken on trust)"
         returning = [Condition(text, True)] if self.returning > 1 else []
@@ -206,13 +207,13 @@ class UserBits(msgspec.Struct, frozen=True):
 
 
 def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
-    """Choose the smallest flip probability that meets the budget.
+    """Return the mechanism with the smallest flip probability that meets the budget.
 
     Parameters
     ----------
     budget : Budget
-        Unit "reward", relation "replace". delta = 0 gives a pure guarantee. A larger delta mostly
-        helps users of several rewards.
+        Unit "reward", relation "replace". delta = 0 gives a pure guarantee. A delta above 0 reduces
+        the flips mainly for users with several rewards.
     returning : int, default 1
         M0, the largest number of rewards of one user.
 

@@ -1,7 +1,7 @@
 """Shuffled vector sums of separate batches of users: P_Vec without a tree.
 
-The server adds up the batches' noisy sums. A mechanism object computes its privacy from the number
-of noise bits, whatever rule chose this number.
+The server adds up the noisy sums of the batches. `VectorBatches` computes its privacy from the
+number of noise bits, whatever rule chose this number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from fastfed.privacy.sensitivity import (
 
 __all__ = ["PUBLISHED_LOGS", "VectorBatches", "calibrate_vector_batches"]
 
-#: The logarithm in the number of noise bits: in the published code, and in the later paper's code.
+#: The logarithm in the number of noise bits of published code: that of chowdhury-zhou-2022, and
+#: that of the later zhou-chowdhury-2024.
 PUBLISHED_LOGS = ("ln(d/delta)", "ln(d^2/delta)")
 
 _ALL_USERS_HONEST = (
@@ -72,11 +73,11 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     vector_scale : float
-        The factor of the published code.
+        The factor of the published code on the number of noise bits.
     honest_fraction : float
-        h; the account counts the noise of floor(h B) users only.
+        h; the account counts the noise bits of floor(h B) users only.
     local : bool
         True if the claim is local privacy (chowdhury-zhou-2022, Corollary C.3): then the account
         counts only the user's own b noise bits.
@@ -112,7 +113,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         integer("batch_size", self.batch_size, at_least=1)
         integer("dimension", self.dimension, at_least=1)
         levels = tuple(integer("g", v, at_least=1) for v in self.g)
@@ -129,7 +130,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
+        """Return the budget's relation, which is the default ``relation`` of all methods."""
         return self.budget.relation
 
     @property
@@ -139,14 +140,14 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trials(self) -> int:
-        """Return B b: a coordinate of a batch has noise Bin(B b, 1/4)."""
+        """Return B b, the number of noise bits of a batch in one coordinate."""
         return self.batch_size * self.b
 
     @property
     def counted(self) -> int:
-        """Return the number of noise bits of a coordinate that the account counts.
+        """Return the number of noise bits of a batch that the account counts in one coordinate.
 
-        It is floor(h B) b, or b if local.
+        It is floor(h B) b, or b if ``local`` is true.
         """
         return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
@@ -161,27 +162,30 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounding_std(self) -> tuple[float, float]:
-        """Return the largest std that randomised rounding adds to one batch, for each stream."""
+        """Return the largest std that randomised rounding adds to one batch.
+
+        The two numbers are for a bias and for a covariance coordinate.
+        """
         # Rounding to one of two neighbouring levels has a std of at most half a level.
         std_per_level = math.sqrt(self.batch_size) / 2.0
         return std_per_level / self.g[0], std_per_level / self.g[1]
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the noise std of one batch for each stream, without the error of rounding."""
+        """Return the noise std of one batch by the name of the sum, without the rounding error."""
         bias, covariance = self.noise_std
         return {"bias": bias, "covariance": covariance, "covariance_diagonal": covariance}
 
     def norm(self, relation: str | None = None) -> float:
-        """Return S, the largest L2 change of the encoded vector of one record, in levels."""
+        """Return S, the largest L2 change of one record's encoded vector, in encoding levels."""
         relation = named_relation(relation, self.budget)
         return _norm(relation, self.dimension, self.g, self.centred)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of Gaussian noise of the same variance.
+        """Return the GDP parameter mu of Gaussian noise with the variance of the binomial noise.
 
-        It is an approximation; `exact` is proven. mu^2 = M0 16 S^2 / (3 N), where N is `counted`
-        and S is `norm`.
+        It is only an approximation. `exact` returns the proven epsilon. mu^2 = M0 16 S^2 / (3 N),
+        where N is `counted` and S is `norm`.
         """
         if self.counted == 0:
             return math.inf
@@ -196,26 +200,27 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the proven epsilon of all releases at ``delta``; infinite if none is proven.
+        """Return the proven epsilon of all releases at ``delta`` (default: the budget's).
 
-        Default: the budget's delta.
+        It is infinite if no finite epsilon is proven.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
     def local_epsilon(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon against an observer of the user's bits, at ``delta``.
+        """Return the proven epsilon towards an observer of the user's bits, at ``delta``.
 
-        Only the user's noise bits count. Default: the budget's delta. The result is infinite if
-        nothing is proven.
+        Only the user's noise bits count. The default is the budget's delta. The result is infinite
+        if no finite epsilon is proven.
         """
         return self._account(self.b).epsilon(self.budget.delta if delta is None else delta)
 
     def hockey_stick_lower_bound(self, epsilon: float) -> float:
-        """Compute a lower bound of the true delta of one batch at epsilon >= 0.
+        """Return a lower bound of the true delta of one batch at epsilon >= 0.
 
-        It is the hockey-stick divergence of the released coordinates for the worst of a few pairs
-        of neighbouring records, with the counted noise and rounding. A claim of a smaller delta is
-        therefore wrong. For more than 2^28 counted bits nothing is computed, and the result is 0.
+        It is the largest hockey-stick divergence of the released coordinates for a few pairs of
+        neighbouring records, with the counted noise bits and rounding. A claim of a smaller delta
+        is therefore wrong. For more than 2^28 counted bits nothing is computed, and the result
+        is 0.
         """
         epsilon = number("epsilon", epsilon, at_least=0)
         return hockey_stick_lower_bound(
@@ -238,7 +243,7 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """List the assumptions, then the claim with its verdict by the proven account."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         budget = self.budget
         proven = self.exact()
         notes = ["computed"]
@@ -273,9 +278,10 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def sides(self) -> list[Side]:
-        """List the guarantees of the same noise under other trust models, at the budget's delta.
+        """Return the guarantee of the same noise under another trust model, at the budget's delta.
 
-        Guarantees without a finite epsilon are left out.
+        If ``local``, it is the guarantee with a trusted shuffler, otherwise that without one. The
+        list is empty if no finite epsilon is proven.
         """
         returning = tuple(participation_conditions(self.returning))
         if self.local:
@@ -305,14 +311,15 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     Notes
     -----
-    Guarantee: for a user of one batch, the guarantee of the worst batch. Other batches depend on
-    this user only through actions, which depend on releases: post-processing.
+    Guarantee: for a user of one batch, the guarantee of the batch with the largest epsilon. Other
+    batches depend on this user only through actions, which depend on releases and so are
+    post-processing.
     """
 
     batches: tuple[VectorBatches, ...]
 
     def __post_init__(self) -> None:
-        """Refuse batches whose users return."""
+        """Raise InputError if a user may take part in several batches."""
         if any(batch.returning != 1 for batch in self.batches):
             raise InputError(
                 "returning must be 1 where batches of a vector sum differ in size: no account is "
@@ -331,26 +338,26 @@ class UnequalBatches(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """Return the author-year of the rule."""
+        """Return the source of the rule that chose the noise, with authors and year."""
         return self.batches[0].source
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the noise standard deviations of the largest batch, by stream."""
+        """Return the noise standard deviations of the largest batch, by the name of the sum."""
         return max(self.batches, key=lambda batch: batch.batch_size).noise_stds
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon of all releases."""
+        """Return the proven epsilon of all releases, which is that of the worst batch."""
         return max(batch.exact(delta) for batch in self.batches)
 
     def conditions(self) -> list[Condition]:
-        """Return the conditions of the worst batch."""
+        """Return the assumptions and the claim's condition of the worst batch, see `worst`."""
         return self.worst.conditions()
 
     def sides(self) -> list[Side]:
-        """Return the guarantees in other trust models, for the batch where they are worst.
+        """Return the guarantee under another trust model, of the batch with the largest epsilon.
 
-        The list is empty if they are not proven for every batch.
+        The list is empty if the guarantee is not proven for every batch.
         """
         sides_by_batch = [batch.sides() for batch in self.batches]
         if not all(sides_by_batch):
@@ -377,13 +384,13 @@ def calibrate_vector_batches(
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     batch_size, dimension : int
-        B and d.
+        The number B of users in a batch, and the length d of a feature vector.
     returning : int
         M0, the largest number of batches of one user.
     local : bool
-        True for local privacy.
+        True if the budget is for local privacy, without a shuffler.
     calibration : {"exact", "theorem", "published-code"}
         The rule, with n = batch_size (1 if local) and G = max(ceil(2 sqrt n), d, 4):
 
@@ -530,9 +537,9 @@ def _source(calibration: str, local: bool, returning: int, log: str) -> str:
 def _norm(
     relation: str, dimension: int, g: tuple[int, int], centred: Centred | None = None
 ) -> float:
-    """Compute the largest L2 change of the encoded vector of one record, in levels.
+    """Return the largest L2 change of one record's encoded vector, in encoding levels.
 
-    ``g`` are the encoding levels per unit, of the bias stream and of the covariance stream.
+    ``g`` holds the encoding levels per unit of x y and of x x^T.
     """
     if centred is not None:
         return centred.joint(relation, "iid", 1.0 / g[0], 1.0 / g[1])
@@ -559,10 +566,10 @@ def _least_noise(
     ratio: float,
     centred: Centred | None,
 ) -> tuple[tuple[int, int], int]:
-    """Compute the encoding levels g and the least number b of noise bits that meet the budget.
+    """Return the encoding levels g, and the least number b of noise bits that meets the budget.
 
     The account counts the noise bits of ``honest_users`` users in each of ``returning`` batches.
-    ``ratio`` is the noise of the covariance stream over that of the bias stream.
+    ``ratio`` is the noise std in the sum of x x^T divided by that in the sum of x y.
     """
     epsilon, delta = budget.epsilon, budget.delta
     coordinates = coordinates_of(dimension)
@@ -577,8 +584,8 @@ def _least_noise(
     )
     g = g_bias, math.ceil(g_bias / ratio)
     norm = _norm(budget.relation, dimension, g, centred)
-    # A share of delta is for the tails of the noise. For each share: the mu that the remaining
-    # delta allows.
+    # A share of delta covers the tails of the noise. For each share: the probability of the tails,
+    # and the largest mu with which the remaining delta meets the budget.
     tails_and_mu = [
         (delta * share, gaussian_mu(epsilon, delta * (1.0 - share) / (1.0 - delta * share)))
         for share in TAIL_SHARES
@@ -589,7 +596,7 @@ def _least_noise(
         account = _account(honest_users * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    # Start at the bits for which Gaussian noise of the same variance would have this mu.
+    # Start at the number of bits with which Gaussian noise of the same variance would have this mu.
     bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / honest_users, 1.0, excess)
     # Every caller computes this epsilon next. Cache it now, while the probit scale is in memory.
     _account(honest_users * bits, norm, returning, coordinates).epsilon(delta)
@@ -597,6 +604,6 @@ def _least_noise(
 
 
 def _round_down(value: float) -> str:
-    """Format a number with three significant digits, rounded down."""
+    """Return the text of a number with three significant digits, rounded down."""
     rounded = Context(prec=3, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
     return f"{float(rounded):g}"

@@ -2,15 +2,16 @@
 
 Setting: one phase of one client (gao-2024, Algorithm 3, after Asi et al. 2021). There are T1 binary
 trees, of depths j = 1..T1, visited depth first and left before right. Every vertex has a vector v.
-The root of tree j has a set of b losses, and v is their mean gradient. A left child has its
-parent's v. A right child s at depth h has a set of b / 2^h losses, and adds their mean of
-grad(x_s) - grad(x_parent) to its parent's v. At each leaf, all d coordinates of v, the scores of
-the d experts, get Laplace noise of scale lambda_j. The smallest noisy score is the expert w that
-the leaf chooses, and x <- (1 - eta_k) x + eta_k w with eta_k = 2/(k + 1) for the k-th leaf of the
-phase, counted over all trees.
+The root of tree j has a set of b losses, and v is their mean gradient. A left child has the same v
+as its parent. A right child s at depth h has a set of b / 2^h losses. Its v is the parent's v plus
+the mean of grad(x_s) - grad(x_parent) over this set. At each leaf, all d coordinates of v, the
+scores of the d experts, get Laplace noise of scale lambda_j. The leaf chooses the expert w with the
+smallest noisy score, and x <- (1 - eta_k) x + eta_k w with eta_k = 2/(k + 1) for the k-th leaf of
+the phase, counted over all trees.
 
 Sets are disjoint and chosen without looking at the losses. So each loss is in one set, of one phase
-and one client: sets, trees, phases and clients compose in parallel, and a total is a maximum.
+and one client. Sets, trees, phases and clients therefore compose in parallel: the epsilon of all is
+the largest epsilon of one.
 
 1. How much a leaf's scores change if one loss of a set is replaced, given all earlier experts,
    which fix every x. All coordinates of all gradients are in one interval of length `spread`, and
@@ -27,11 +28,12 @@ and one client: sets, trees, phases and clients compose in parallel, and a total
    number a. By induction x_s = P x_parent + (1 - P) w for some w in the simplex and P =
    prod (1 - eta_k) = prod (k - 1)/(k + 1) = (a - 1) a / ((a + n - 1) (a + n)). So D <= 2 (1 - P). P
    increases with a: the first right child of each depth, with a = 2^j - 1, is the worst.
-3. Experts. Each leaf's argmin is (2 change/lambda_j, 0)-private (`NoisyArgmin`, which also covers
-   the sum of all clients' noises), and the leaves below compose adaptively. Releasing all d scores
-   would reveal more, so the account of messages holds for experts too; the smaller epsilon is used.
-4. Messages of one client: d scores at every leaf below. All may change, and each is a Laplace
-   mechanism.
+3. Account of the chosen experts. Each leaf's argmin is (2 change/lambda_j, 0)-private
+   (`NoisyArgmin`, which also covers the sum of all clients' noises), and the leaves below a set
+   compose adaptively. Releasing all d scores would reveal more, so account 4 of messages also holds
+   for experts. The smaller epsilon is used.
+4. Account of the messages of one client: d scores at every leaf below a set. All scores may change,
+   and each is a Laplace mechanism.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 CALIBRATIONS = ("exact", "corrected", "printed")
 PROTECTED = ("experts", "messages")
 
-# The release of all d scores costs about d e^2 (d Laplace mechanisms of epsilon e), and the argmin,
-# which is (2 e, 0)-private, costs 4 e^2. So the account by all scores can be better only for d <=
-# 4.
+# For experts, account 4 (all scores) can give a smaller epsilon than account 3 (the argmin) only if
+# d <= 4. The release of all d scores costs about d e^2 (d Laplace mechanisms of epsilon e), and the
+# argmin, which is (2 e, 0)-private, costs 4 e^2.
 _FEW_EXPERTS = 4
 
 #: The source of each calibration, as certificates cite it.
@@ -66,14 +68,14 @@ SOURCES = {
 
 
 class VertexSet(msgspec.Struct, frozen=True):
-    """The set of losses at one depth of one tree whose replacement changes scores most.
+    """Of all sets of losses at one depth of one tree, the set with the largest effect on scores.
 
     Parameters
     ----------
     tree : int
-        j, from 1.
+        j, the number of the tree, from 1.
     depth : int
-        h, 0 for the root.
+        h, the depth of the set's vertex; 0 for the root.
     leaves : int
         Number of leaves whose scores depend on the set.
     change : float
@@ -87,14 +89,14 @@ class VertexSet(msgspec.Struct, frozen=True):
 
 
 def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tuple[VertexSet, ...]:
-    """List the worst set of each depth, for each of T1 = trees trees, root first.
+    """Return the set with the largest effect for each depth of each tree, root first.
 
     Parameters
     ----------
     batch : int
-        b, a power of two, at least 2^trees.
+        b, the number of losses of a root: a power of two, at least 2^trees.
     trees : int
-        T1 >= 0.
+        T1 >= 0, the number of trees.
     spread : float
         > 0, length of an interval that contains all coordinates of all gradients (2 alpha for
         alpha-Lipschitz losses).
@@ -135,7 +137,7 @@ def _checked_sets(
 
 
 def max_change(first: int, leaves: int) -> float:
-    """Bound the L1 change of the Frank-Wolfe iterate x over n = leaves steps.
+    """Return a bound on the L1 change of the Frank-Wolfe iterate x over n = ``leaves`` steps.
 
     The bound is 2 (1 - prod (1 - eta_k)) over k = first, ..., first + n - 1 with the step sizes
     eta_k = 2/(k + 1); see step 2 of the proof at the top of this module.
@@ -158,9 +160,9 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     batch, trees, spread, smoothness : int, int, float, float
-        As in `vertex_sets`.
+        See `vertex_sets`.
     experts : int
-        d.
+        d, the number of experts.
     scales : tuple of float
         lambda_1..lambda_T1: lambda_j is the scale of noise on each score of a client in tree j.
     protect : {"experts", "messages"}
@@ -168,7 +170,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     calibration : {"exact", "corrected", "printed"}
         The rule that chose the scales.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
 
     Raises
     ------
@@ -196,7 +198,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         vertex_sets(self.batch, self.trees, self.spread, self.smoothness)
         integer("experts", self.experts, at_least=2)
         choice("protect", self.protect, PROTECTED)
@@ -208,30 +210,31 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sets(self) -> tuple[VertexSet, ...]:
-        """Return the worst set of each depth of each tree."""
+        """Return the set with the largest effect for each depth of each tree."""
         return vertex_sets(self.batch, self.trees, self.spread, self.smoothness)
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the proven epsilon of the sequence of experts, at delta (default: budget's)."""
+        """Return the proven epsilon of the sequence of experts, at delta (default: budget's)."""
         return self._largest_epsilon(self.experts, "experts", delta)
 
     def exact_messages(self, experts: int | None = None, *, delta: float | None = None) -> float:
-        """Compute the proven epsilon of one client's messages: noisy scores for every leaf.
+        """Return the proven epsilon of one client's messages: noisy scores for every leaf.
 
-        A leaf has ``experts`` scores, by default the number of experts. ``delta`` is the budget's
-        by default.
+        A leaf has ``experts`` scores. The default is the number of experts, and that of ``delta``
+        is the budget's.
         """
         score_count = self.experts if experts is None else integer("experts", experts, at_least=1)
         return self._largest_epsilon(score_count, "messages", delta)
 
     def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
-        """Return the largest epsilon of any set of losses, each by its better account.
+        """Return the largest epsilon of any set of losses.
 
-        ``protect`` names the outputs: "experts", or "messages" with ``experts`` scores per leaf.
+        ``protect`` names the outputs: "experts", or "messages" with ``experts`` scores per leaf. If
+        two accounts hold for a set, the smaller epsilon is used.
         """
         target_delta = named_delta(delta, self.budget)
-        # Epsilon increases with leaves and with change, so skip sets with fewer leaves and a
-        # smaller change than another set.
+        # Epsilon increases with the number of leaves and with the change. So skip a set if another
+        # set has at least as many leaves and at least the same change.
         sets = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
         largest_epsilon, largest_change = 0.0, -1.0
         for leaves, change in sorted(sets, reverse=True):
@@ -251,7 +254,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
         return {f"tree {j}": math.sqrt(2.0) * s for j, s in enumerate(self.scales, start=1)}
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         epsilon = self.exact() if self.protect == "experts" else self.exact_messages()
         output = "the experts" if self.protect == "experts" else "one client's messages"
         lipschitz = "" if self.smoothness == math.inf else f", {self.smoothness:g}-Lipschitz in x"
@@ -267,7 +270,7 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_accounts(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """List the valid accounts of a set of losses on which the scores of ``leaves`` leaves depend.
+    """Return the valid accounts of a set of losses on which the scores of ``leaves`` leaves depend.
 
     Each is (kind, factor, number of mechanisms). The epsilon of one mechanism is the factor times
     the largest change of a score, divided by the noise scale.
@@ -275,7 +278,7 @@ def valid_accounts(leaves: int, experts: int, protect: str) -> list[tuple[str, f
     accounts = []
     if protect == "experts":
         accounts.append(("randomized-response", 2.0, leaves))
-    # For more experts, the account by all scores is always worse than by the argmin.
+    # For more experts, account 4 (all scores) always gives a larger epsilon than account 3.
     if protect == "messages" or experts <= _FEW_EXPERTS:
         accounts.append(("laplace", 1.0, experts * leaves))
     return accounts
@@ -365,7 +368,7 @@ def calibrate_vertices(
 
 
 def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: str) -> float:
-    """Compute the least noise scale with which one set of losses meets the budget.
+    """Return the least noise scale with which one set of losses meets the budget.
 
     ``protect`` names the outputs that the budget is for, see `VertexNoise`.
     """

@@ -1,10 +1,10 @@
-"""Private means of vectors, of which one may be replaced by any vector: the winsorized mean.
+"""The winsorized mean of vectors, which is private if one vector is replaced by any vector.
 
 Vectors are rotated at random. Then each coordinate is released as a private winsorized mean of
-numbers (`fastfed.privacy.mechanisms.laplace`). If the vectors are close together, the noise is
-proportional to a range of a few radii, instead of to the whole space. Source: huang-2023, Algorithm
-4, after Levy et al. 2021. Corrections: the inverse rotation is D H^T / sqrt(d), with D last;
-dimensions are padded to a power of two.
+numbers (`fastfed.privacy.mechanisms.laplace`). If the vectors are in a small ball, the noise is
+proportional to a few radii of this ball, instead of to the size of the whole space. Source:
+huang-2023, Algorithm 4, after Levy et al. 2021. Two corrections to the paper: the inverse rotation
+is D H^T / sqrt(d), with D applied last, and dimensions are padded to a power of two.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _SOURCE = {
 
 
 def padded_dimension(dimension: int) -> int:
-    """Return the smallest power of two that is at least d."""
+    """Return the smallest power of two that is at least ``dimension``."""
     return 1 << (integer("dimension", dimension, at_least=1) - 1).bit_length()
 
 
 def hadamard(values: np.ndarray) -> np.ndarray:
-    """Multiply each vector along the last axis by the Hadamard matrix H.
+    """Return each vector along the last axis multiplied by the Hadamard matrix H.
 
     The length n must be a power of two. H is symmetric, has the entries -1 and 1, and H H is n
     times the identity. For h = 1, 2, 4, ..., each pair of entries at distance h is replaced by its
@@ -104,7 +104,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     remark : str
         A remark on the rule, for the certificate.
 
@@ -136,7 +136,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     remark: str = ""
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         d2 = padded_dimension(self.dimension)
         if self.padded != d2:
             raise InputError(
@@ -157,10 +157,11 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rotated_radius(self) -> float:
-        """Return r': each rotated coordinate of all vectors should lie in a range of this radius.
+        """Return r', the radius of an interval that is expected to contain a rotated coordinate.
 
-        It is 10 r sqrt(ln(d2 M / beta) / d2), but at most `rotated_bound`. Here r is ``radius``, d2
-        is ``padded``, M is ``silos``, and beta is ``concentration_failure``.
+        The coordinate is that of all vectors. r' is 10 r sqrt(ln(d2 M / beta) / d2), but at most
+        `rotated_bound`. Here r is ``radius``, d2 is ``padded``, M is ``silos``, and beta is
+        ``concentration_failure``.
         """
         d2 = self.padded
         log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
@@ -168,7 +169,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bins(self) -> int:
-        """Return the number of midpoints from which `private_range` chooses."""
+        """Return the number of intervals among which `private_range` chooses for a coordinate."""
         return bin_count(self.rotated_radius, self.rotated_bound)
 
     @property
@@ -183,20 +184,21 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def feasible(self) -> bool:
-        """Return True if the privately chosen range of a coordinate is reliable.
+        """Return True if the privately chosen range of a coordinate contains the vectors reliably.
 
-        With too few silos, the range is often far from the vectors. With a single bin there is
-        nothing to choose: the range is the whole bound, and so is the scale of the noise.
+        With too few silos, the chosen range is often far from the vectors. With a single bin there
+        is nothing to choose: the range is [-rotated_bound, rotated_bound], and the noise is
+        proportional to it.
         """
         enough_silos = self.silos * self.epsilon_coordinate / 8.0 > math.log(10.0 * self.bins)
         return enough_silos or self.bins == 1
 
     def at(self, radius: float) -> WinsorizedMean:
-        """Return the same mechanism with a different radius; its privacy is the same."""
+        """Return the mechanism with a different ``radius``. Its privacy is the same."""
         return msgspec.structs.replace(self, radius=radius)
 
     def parts(self) -> list[Part]:
-        """List the mechanisms of all releases as (kind, epsilon, count), for `composed_epsilon`.
+        """Return the mechanisms of all releases as (kind, epsilon, count), for `composed_epsilon`.
 
         Half of epsilon' is for the choice of a coordinate's range, and half for its noise.
         """
@@ -208,7 +210,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(self.parts(), self.budget.delta if delta is None else delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by accounting, and the assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else "computed"
         times = "once" if self.releases == 1 else f"{self.releases} times"
         return [
@@ -221,7 +223,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def apply(
         self, vectors: object, signs: object, range_uniforms: object, laplace_uniforms: object
     ) -> np.ndarray:
-        """Compute one release from given uniforms: the private mean (d,) of vectors (M, d).
+        """Return the private mean (d,) of vectors (M, d), computed from given uniforms.
 
         A vector that is not finite counts as zero. ``signs`` (d2,) are -1 or 1, drawn at random and
         independent of the vectors; they may be public. ``range_uniforms`` and ``laplace_uniforms``
@@ -258,9 +260,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def release(
         self, vectors: object, signs: object, ranges: Uniforms, noises: Laplaces
     ) -> np.ndarray:
-        """Compute one release by exact sampling: the private mean (d,) of vectors (M, d).
+        """Return the private mean (d,) of vectors (M, d), computed by exact sampling.
 
-        ``ranges`` and ``noises`` are exact draws (d2,). The certificate holds for this release.
+        ``signs`` are those of `apply`. ``ranges`` and ``noises`` are exact draws (d2,) for the
+        choices of ranges and for the Laplace noise. The guarantee holds exactly for this release.
         """
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         sign_array = array("signs", signs, shape=(self.padded,))
@@ -275,11 +278,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return self._rotate_back(means, sign_array)
 
     def _rotate(self, x: np.ndarray, sign_array: np.ndarray) -> np.ndarray:
-        """Pad vectors x (M, d) to length d2, and return H D x / sqrt(d2), shape (d2, M).
+        """Return the rotated vectors H D x / sqrt(d2), shape (d2, M), after padding to length d2.
 
-        D is the diagonal matrix of the signs.
-
-        A vector that is not finite counts as zero.
+        x has shape (M, d), and D is the diagonal matrix of the signs. A vector that is not finite
+        counts as zero.
         """
         d2 = self.padded
         rows = np.zeros((self.silos, d2))
@@ -290,7 +292,7 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
         return np.ascontiguousarray(rotated.T)
 
     def _rotate_back(self, means: np.ndarray, sign_array: np.ndarray) -> np.ndarray:
-        """Apply the inverse rotation to means (d2,), and return the first d coordinates."""
+        """Return the first d coordinates of means (d2,) after the inverse rotation."""
         rotated_back: np.ndarray = hadamard(means) / math.sqrt(self.padded) * sign_array
         return rotated_back[: self.dimension]
 
@@ -315,7 +317,7 @@ def calibrate_winsorized(
         The unit is the party with one vector: "user" or "silo". The account is for replacement,
         which covers "zero-out".
     silos, dimension, radius, bound, concentration_failure
-        As in `WinsorizedMean`; epsilon' depends on dimension only.
+        See `WinsorizedMean`. Of these, epsilon' depends on the dimension only.
     releases : int
         Number of releases, >= 0.
     calibration : {"exact", "printed"}
@@ -371,11 +373,11 @@ def calibrate_winsorized(
 
 
 def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
-    """Compute the epsilon of P = phases phases, each eps0, by the composition in huang-2023.
+    """Return the epsilon of P = ``phases`` phases of epsilon eps0 each, by the rule of huang-2023.
 
-    It is eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), by Lemma G.1 there, with half of the
-    budget's delta for the composition. It may exceed the budget: Corollary G.2 there needs a small
-    enough epsilon, and exp(eps0) - 1 < eps0, which is false.
+    It is eps0 sqrt(2 P ln(2/delta)) + P eps0 (exp(eps0) - 1), by Lemma G.1 of the paper, with half
+    of the budget's delta for the composition. It may exceed the budget, because Corollary G.2 of
+    the paper needs a small enough epsilon, and its proof uses exp(eps0) - 1 < eps0, which is false.
     """
     half_delta = number("delta", budget.delta, above=0, below=1) / 2.0
     if eps0 > 300.0:
@@ -384,7 +386,7 @@ def printed_composition(budget: Budget, eps0: float, phases: int) -> float:
 
 
 def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
-    """Return a text that states if the composition printed in the paper is within the budget."""
+    """Return a text that states whether the composition printed in the paper meets the budget."""
     total = printed_composition(budget, eps0, phases)
     if total > 1e6:
         return "the printed composition says nothing of an epsilon this large"
@@ -397,9 +399,9 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 
 def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
-    """Compute the largest epsilon' of a coordinate with which all coordinates meet the budget.
+    """Return the largest epsilon' of a coordinate with which all coordinates meet the budget.
 
-    ``coordinates`` is their number in all releases together.
+    ``coordinates`` is the number of coordinates in all releases together.
     """
 
     def excess(epsilon_coordinate: float) -> float:
@@ -437,7 +439,7 @@ def winsorized_mean(
     seed: int | None = None,
     calibration: str = "exact",
 ) -> tuple[np.ndarray, Certificate]:
-    """Compute a private mean of vectors, one of each user, and its certificate.
+    """Return a private mean of vectors, one of each user, and its certificate.
 
     The mean is accurate if all vectors are in a ball of radius ``radius``, anywhere inside the ball
     of radius ``bound``: the noise is proportional to ``radius``. With too few users, the small ball
@@ -461,7 +463,8 @@ def winsorized_mean(
         For simulations: whoever knows the seed can remove the noise. By default random bits come
         from the operating system.
     calibration : {"exact", "printed"}
-        As in `calibrate_winsorized`.
+        The rule for the noise: the least noise that meets the budget, or that of the paper. See
+        `calibrate_winsorized`.
 
     Returns
     -------
@@ -516,7 +519,7 @@ def winsorized_mean(
 
 
 def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
-    """Return the certificate of one mean; ``seeded`` if its random draws come from a seed."""
+    """Return the certificate of one mean. ``seeded`` is true if its random bits are from a seed."""
     budget = mechanism.budget
     caveats = [REALS_CAVEAT if seeded else EXACT_NOISE_CAVEAT]
     if not mechanism.feasible:
@@ -544,7 +547,7 @@ def _certificate(mechanism: WinsorizedMean, seeded: bool) -> Certificate:
 
 
 def _clip_rows(x: np.ndarray, bound: float) -> np.ndarray:
-    """Clip rows to norm <= bound, and set rows that are not finite to zero."""
+    """Return the rows of x clipped to norm <= ``bound``. Rows that are not finite become zero."""
     rows = np.where(np.isfinite(x).all(axis=1)[:, None], x, 0.0)
     # Divide by the largest entry first, since squares of huge numbers would overflow.
     largest = np.abs(rows).max(axis=1, keepdims=True)

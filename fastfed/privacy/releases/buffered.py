@@ -6,23 +6,24 @@ generation for streaming differential privacy".
 In the factorisation A = B C of prefix sums (see `prefix_sums`), let B be Toeplitz with coefficients
     b_0 = w_0 + w_1 + ... + w_q,  b_k = sum_i w_i t_i^k,  0 < t_i < 1, w_i > 0.
 The noise of prefix k, row k of B z, is then w_0 z_k + sum_i w_i s_i with s_i <- t_i s_i + z_k. It
-needs only the q buffers s_i, while the square-root factor needs all earlier z. C = B^-1 A is
-Toeplitz and lower triangular too, so the statements about factorisations in `prefix_sums` hold: one
+needs only the q buffers s_i, while the square-root factor needs all earlier z. C = B^-1 A is also
+Toeplitz and lower triangular, so the statements about factorisations in `prefix_sums` hold: one
 leaf costs as much as a Gaussian mechanism of squared sensitivity sum_{k<K} c_k^2, the squared norm
 of C's first column, where c is the series of 1 / ((1 - x) b(x)). The sensitivity is computed from
-the actual w and t: how well b approximates the square root affects accuracy only, not privacy.
+the actual w and t. So how well b approximates the square root affects accuracy, but not privacy.
 
 Choice of w and t. The square root has f_k = 1/pi times the integral of t^k / sqrt(t (1 - t)) over
 (0, 1). Substituting t = 1 / (1 + e^-u) gives the integral of t^k sqrt(t (1 - t)) du, which the
-trapezoid rule approximates well with few points. The points reach from u = 0 to ln K + 3, beyond
-which t^k hardly changes within K releases, at most 2.5 apart, and w_0 makes b_0 = 1. The error is
-the square root of (largest prefix variance times squared sensitivity). It is within 0.5 % of the
-square root's error, and within 0.25 % for 100 releases or more.
+trapezoid rule approximates well with few points. The points are at most 2.5 apart. They reach from
+u = 0 to ln K + 3, beyond which t^k hardly changes within K releases. w_0 is chosen so that b_0 = 1.
+Measure the error by the square root of (largest prefix variance times squared sensitivity). It is
+at most 0.5 % larger than with the square-root factor, and at most 0.25 % for 100 releases or more.
 
 c is positive and decreasing. Proof: b is the transform of a positive measure on [0, 1), so
 1/b(x) = (1 - sum_i a_i x / (1 - p_i x)) / b_0 with a_i > 0 and with 0 <= p_i < 1 between the t_i.
-This series is negative except for its first term, and its sum is 1/b(1) > 0. Hence the first leaves
-are the worst for users who take part several times, by the proof for "toeplitz" in `participation`.
+This series is negative except for its first term, and its sum is 1/b(1) > 0. Hence, for users who
+take part several times, the sensitivity is largest if they are in the first leaves, by the proof
+for "toeplitz" in `participation`.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ import numpy as np
 
 from fastfed._kernels import aggregation
 
-#: Largest distance of two points u, and how far the points reach beyond ln K.
+#: The largest distance of two neighbouring points u of the trapezoid rule, and the distance of the
+#: last point from ln K.
 SPACING, REACH = 2.5, 3.0
 #: Significant bits of w and t, so that machines with different exp functions use the same numbers.
 BITS = 26
 
 
 def _round_to_bits(values: np.ndarray) -> np.ndarray:
-    """Round values (q,) to `BITS` significant bits."""
+    """Return values (q,) rounded to `BITS` significant bits."""
     mantissa, exponent = np.frexp(values)
     result: np.ndarray = np.ldexp(np.rint(np.ldexp(mantissa, BITS)), exponent - BITS)
     return result
@@ -51,8 +53,8 @@ def _round_to_bits(values: np.ndarray) -> np.ndarray:
 def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]:
     """Return decays t (q,) and weights w (q,) of the buffers, and w_0, the weight without decay.
 
-    They depend on the number K of releases only. The number q of buffers is about
-    (ln K + 3) / 2.5 + 2. See the top of this module.
+    They depend only on the number K of releases. There are q buffers, about (ln K + 3) / 2.5 + 2.
+    See the top of this module.
     """
     if releases == 0:
         return (), (), 1.0
@@ -65,14 +67,17 @@ def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]
 
 
 def packed(releases: int) -> np.ndarray:
-    """Return the buffers as kernels read them: w_0, then t and w of each buffer, (2 q + 1,)."""
+    """Return the parameters of the buffers in one array for kernels, (2 q + 1,).
+
+    It holds w_0, and then t and w of each buffer.
+    """
     decays, weights, direct = buffers(releases)
     return np.array([direct, *(x for pair in zip(decays, weights, strict=True) for x in pair)])
 
 
 @lru_cache(maxsize=16)
 def buffered_coefficients(releases: int) -> np.ndarray:
-    """Return the coefficients b_0, ..., b_{K-1} (K,) of the factor B."""
+    """Return the coefficients b_0, ..., b_{K-1} (K,) of the Toeplitz factor B of prefix sums."""
     decays, weights, direct = buffers(releases)
     coefficients = np.zeros(releases)
     lags = np.arange(releases)
@@ -85,7 +90,10 @@ def buffered_coefficients(releases: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def buffered_column(releases: int) -> np.ndarray:
-    """Return the first column (K,) of the Toeplitz matrix C = B^-1 A, which is its longest."""
+    """Return the first column (K,) of the Toeplitz matrix C = B^-1 A.
+
+    It is the column with the largest norm.
+    """
     column = aggregation.buffered_column(packed(releases), releases)
     column.flags.writeable = False
     return column
@@ -98,10 +106,11 @@ def buffered_prefix_variances(releases: int) -> np.ndarray:
 
 
 def buffered_sensitivity_squared(releases: int, returning: int = 1) -> float:
-    """Compute the squared sensitivity of all releases to a user of ``returning`` leaves.
+    """Return the squared sensitivity of all releases to a user of ``returning`` leaves.
 
-    It is the squared norm of C n, where n is one in the first ``returning`` leaves and zero in the
-    others. The result is increased slightly to cover rounding.
+    The unit is the squared sensitivity of one leaf to one record. The result is the squared norm of
+    C n, where the vector n is 1 in the first ``returning`` leaves and 0 in the others, increased
+    slightly to cover rounding.
     """
     if releases == 0:
         return 0.0

@@ -1,8 +1,8 @@
 """Gaussian noise for continual releases of running sums, calibrated to a budget.
 
-A continual release publishes the sum of all batches so far after every batch. Its noise comes from
-a binary tree, Honaker's estimator, or a Toeplitz or other matrix factor. Each mechanism object
-computes its privacy from its own noise, whatever formula chose that noise.
+A continual release publishes, after every batch, the sum of all batches so far. Its noise comes
+from a binary tree, Honaker's estimator, or a Toeplitz or other matrix factor. A `GaussianRelease`
+computes its privacy from its noise, whatever formula chose this noise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from fastfed.privacy.sensitivity import (
 
 CALIBRATIONS = ("exact", "theorem", "published-code")
 _USUAL_LAYOUT = {"exact": "goe2", "theorem": "iid", "published-code": "goe1"}
-#: Mechanisms that add noise to prefix sums. src/ff_run.h lists them in the same order.
+#: Release types: the mechanisms that add noise to prefix sums. src/ff_run.h lists them in the same
+#: order.
 RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
@@ -54,12 +55,15 @@ class LayoutNoise:
 
     @property
     def relation(self) -> str:
-        """Return the relation of the budget, the default of all methods."""
+        """Return the budget's relation, which is the default ``relation`` of all methods."""
         return self.budget.relation
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Return the std of bias, off-diagonal and diagonal entries of one noise vector."""
+        """Return the std of one noise vector in entries of x y and of x x^T.
+
+        The three numbers are for entries of x y, and for entries of x x^T off and on the diagonal.
+        """
         covariance_std = self.covariance_ratio * self.noise_std
         return self.noise_std, *stds_of_layout(self.layout, covariance_std)
 
@@ -86,13 +90,14 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     budget : Budget
         The requested budget.
     source : str
-        Author-year of the rule.
+        Authors and year of the paper that states the noise rule.
     covariance_ratio : float
         r > 0: the layout's parameter for the covariance stream is r noise_std.
     release : {"tree", "honaker", "toeplitz", "factorised", "buffered"}
-        How prefix sums get their noise. "tree" draws one noise vector per p-sum (a node of the
-        binary tree) and releases the noisy p-sums. "honaker" draws one per node of the tree, the
-        others draw one per step, and all of these release only the noisy prefix sums.
+        How prefix sums get their noise. "tree" draws one noise vector for each p-sum (a left child
+        or maximal block of the binary tree), and releases the noisy p-sums. The other types release
+        only the noisy prefix sums. "honaker" draws one noise vector for each node of the tree, the
+        remaining types one for each release.
     returning : int
         M0, the largest number of batches that one user takes part in, at most once in each batch
         and at times that do not depend on earlier releases.
@@ -129,7 +134,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     centred: Centred | None = None
 
     def __post_init__(self) -> None:
-        """Check every field."""
+        """Check every field. Raise InputError for a value out of range."""
         check_factor(self.release, self.releases, self.factor)
         choice("release", self.release, RELEASES)
         integer("releases", self.releases, at_least=0)
@@ -144,15 +149,18 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user, relative to one record's."""
+        """Return the squared sensitivity of all releases to one user.
+
+        The unit is the squared sensitivity of one batch to one record.
+        """
         return squared_of(self.release, self.releases, self.returning, self.factor)
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,).
+        """Return the noise variances of prefix sums k = 0..K, (K + 1,).
 
-        It is the same for every entry of both streams, and increases in k for
-        "toeplitz" and "buffered".
+        The unit is the variance of one noise vector. The result is the same for every entry of both
+        sums, and increases in k for "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
@@ -160,11 +168,11 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
             return np.concatenate([np.zeros(1), buffered_prefix_variances(self.releases)])
         if self.factor is not None:
             return np.concatenate([np.zeros(1), self.factor.variances])
-        factor = honaker_prefix_variance if self.release == "honaker" else int.bit_count
-        return np.array([factor(k) for k in range(self.releases + 1)], dtype=np.float64)
+        variance_of = honaker_prefix_variance if self.release == "honaker" else int.bit_count
+        return np.array([variance_of(k) for k in range(self.releases + 1)], dtype=np.float64)
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter mu of all releases together, for one user.
+        """Return the GDP parameter mu of all releases together, for one user.
 
         It is sqrt(sensitivity_squared) times the mu of one record in one noise vector.
         """
@@ -176,17 +184,17 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
         return math.sqrt(self.sensitivity_squared) * record_mu
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Compute the exact epsilon of all releases, at delta (default: the budget's)."""
+        """Return the exact epsilon of all releases, at delta (default: the budget's)."""
         return gaussian_epsilon(self.mu(relation), named_delta(delta, self.budget))
 
     @property
     def remark(self) -> str:
-        """Return a remark for the certificate if the rule's theorem proves less than the account.
+        """Return a remark for the certificate on what the theorem of the noise rule does not prove.
 
-        The proof of Theorem 5.1 covers zero-out neighbours only. Its noise is large enough for
-        replacement too, except for extreme budgets, so `conditions` computes whether it suffices.
-        The theorem also assumes that each user takes part in one batch. The factor for more
-        batches is from chowdhury-zhou-2022, Proposition E.7.
+        The proof of Theorem 5.1 covers zero-out neighbours only. Except for extreme budgets, its
+        noise is also large enough for replacement, so `conditions` computes whether it suffices.
+        The theorem also assumes that each user takes part in one batch. The factor for several
+        batches is that of chowdhury-zhou-2022, Proposition E.7.
         """
         if self.calibration == "theorem":
             remarks = []
@@ -200,14 +208,17 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
         return ""
 
     def conditions(self) -> list[Condition]:
-        """Return the claim, checked by exact accounting, and the participation assumptions."""
+        """Return the assumptions of the account, and the condition that the claim holds."""
         note = f"computed; {self.remark}" if self.remark else ""
         claim = noise_claim(self.budget, self.exact(), note=note)
         return [*participation_conditions(self.returning), claim]
 
 
 def check_factor(release: str, releases: int, factor: Factor | None) -> None:
-    """Refuse a factor without release "factorised", or with a wrong number of releases."""
+    """Raise InputError for a factor that does not fit the release type or number of releases.
+
+    Release "factorised" needs a factor, and other types must have none.
+    """
     if (release == "factorised") != (factor is not None):
         raise InputError(
             f'factor belongs to release "factorised" only, got release "{release}" '
@@ -220,16 +231,20 @@ def check_factor(release: str, releases: int, factor: Factor | None) -> None:
 def record_sensitivity(
     relation: str, layout: str, bias_std: float, covariance_std: float, centred: Centred | None
 ) -> float:
-    """Compute the GDP mu of one record in one noise vector, without checking the arguments."""
+    """Return the GDP parameter mu of one record in a sum with one noise vector.
+
+    Arguments are not checked. ``centred`` holds bounds of centred records, if rewards are centred.
+    """
     if centred is not None:
         return centred.joint(relation, layout, bias_std, covariance_std)
     return joint_sensitivity(relation, layout, bias_std=bias_std, cov_std=covariance_std)
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Compute the squared sensitivity of all releases to one user, divided by that of one record.
+    """Return the squared sensitivity of all releases to one user.
 
-    ``factor`` is the matrix factor of release "factorised". Arguments are not checked.
+    The unit is the squared sensitivity of one batch to one record. ``factor`` is the matrix factor
+    of release "factorised". Arguments are not checked.
     """
     if factor is not None:
         return factor.squared_sensitivity(returning)
@@ -246,12 +261,12 @@ def exact_std(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> float:
-    """Compute the least noise_std that meets the budget: sqrt(q) D / mu_of(epsilon, delta).
+    """Return the least noise_std that meets the budget: sqrt(q) D / mu_of(epsilon, delta).
 
     q is the squared sensitivity of the release (`participation.max_squared_sensitivity`). D is the
-    joint sensitivity of one record in both streams, if the covariance stream's noise is
-    covariance_ratio times the bias stream's. The other arguments are those of `GaussianRelease`.
-    Arguments are not checked.
+    joint sensitivity of the sums of x y and x x^T to one record, if the noise in x x^T has
+    covariance_ratio times the std of the noise in x y. The arguments are those of
+    `GaussianRelease`, and are not checked.
     """
     record_mu = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
     squared_release_sensitivity = squared_of(release, releases, returning, factor)
@@ -263,13 +278,17 @@ def exact_std(
 
 
 def layout_of(calibration: str, layout: str | None) -> str:
-    """Return the layout of a calibration: any for "exact", and a fixed one for the others."""
+    """Return the layout of a calibration, ``layout`` or the calibration's default.
+
+    "exact" allows any layout. The other calibrations have a fixed layout, and InputError is raised
+    for a different one.
+    """
     choice("calibration", calibration, CALIBRATIONS)
     return fitting_layout(calibration, choice("layout", layout, LAYOUTS) if layout else None)
 
 
 def fitting_layout(calibration: str, layout: str | None) -> str:
-    """Compute `layout_of` without checking that the names exist."""
+    """Return the result of `layout_of`, without checking that the names exist."""
     required_layout = _USUAL_LAYOUT[calibration]
     layout = layout or required_layout
     if calibration != "exact" and layout != required_layout:
@@ -281,7 +300,7 @@ def fitting_layout(calibration: str, layout: str | None) -> str:
 
 
 def check_single_participation(calibration: str, returning: int) -> None:
-    """Refuse users of several batches for a calibration that is for users of one batch."""
+    """Raise InputError unless ``returning`` is 1, for a calibration that needs this."""
     if returning != 1:
         raise InputError(
             f'returning must be 1 when calibration is "{calibration}", got {returning}'
@@ -289,7 +308,7 @@ def check_single_participation(calibration: str, returning: int) -> None:
 
 
 def check_exact_ratio(calibration: str, covariance_ratio: float) -> None:
-    """Refuse a covariance ratio other than 1 for a calibration other than "exact"."""
+    """Raise InputError for a covariance ratio other than 1, unless the calibration is "exact"."""
     if calibration != "exact" and covariance_ratio != 1.0:
         raise InputError(
             f'covariance_ratio must be 1 when calibration is "{calibration}", '
@@ -314,7 +333,8 @@ class GaussianTree(GaussianRelease, frozen=True):
     Parameters
     ----------
     releases, layout, noise_std, calibration, budget, source, covariance_ratio, returning, centred
-        As in `GaussianRelease`. ``noise_std`` is the standard deviation of a node's bias entry.
+        See `GaussianRelease`. ``noise_std`` is the standard deviation of the noise of one node in
+        an entry of x y.
     release, factor
         Must be "tree" and None.
 
@@ -397,7 +417,7 @@ def tree_for(
     returning: int = 1,
     centred: Centred | None = None,
 ) -> GaussianTree:
-    """Compute `calibrate_tree` without checking each argument alone.
+    """Return the result of `calibrate_tree`, without checking the types and ranges of arguments.
 
     Raises InputError for a layout, ratio or returning that the calibration does not allow.
     """
@@ -435,11 +455,11 @@ def tree_for(
 
 
 # ---- less noise than the tree: Honaker's estimator and square-root Toeplitz noise ----------------
-# These releases use the noise of one step again in later steps. So they are not for shuffled
-# protocols, where each user adds a part of a node's noise once and stores nothing.
+# These release types use the noise of one release again in later releases. So they are not for
+# shuffled protocols, where each user adds a part of a node's noise once and stores nothing.
 
 
-#: Releases other than "tree": later prefixes use noise of earlier ones again.
+#: Release types other than "tree", in which later prefix sums use the noise of earlier ones again.
 SHARED = RELEASES[1:]
 
 _RELEASE_SOURCE = {
@@ -467,29 +487,29 @@ def calibrate_release(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Calibrate a continual release: the least noise that meets a budget.
+    """Return a continual release with the least noise that meets a budget.
 
     Parameters
     ----------
     release : {"honaker", "toeplitz", "factorised", "buffered"}
-        The mechanism; see `GaussianRelease`.
+        The release type; see `GaussianRelease`.
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
-        K >= 0.
+        K >= 0, the number of releases.
     calibration : {"exact"}
-        No paper states other constants for these releases. noise_std = sqrt(q) D / mu_of(epsilon,
-        delta), where D is the joint sensitivity of one record in both streams and q the squared
-        sensitivity of the release. For "honaker" q = `honaker_sensitivity_squared` (0.84 to 1
-        times floor(log2(releases)) + 1), for "toeplitz" q = S_K = sum_{k<K} f_k^2, and for
+        No paper states other constants for these release types. noise_std = sqrt(q) D /
+        mu_of(epsilon, delta), where D is the joint sensitivity of both sums to one record, and q
+        the squared sensitivity of the release. For "honaker" q = `honaker_sensitivity_squared`
+        (0.84 to 1 times floor(log2(releases)) + 1). For "toeplitz" q = S_K = sum_{k<K} f_k^2. For
         "factorised" q is the largest squared norm of a column of the factor's C.
     layout : {"iid", "goe1", "goe2"}, optional
-        Default "goe2".
+        Layout of the noise in the sum of x x^T. Default "goe2".
     covariance_ratio : float
-        Noise of the covariance stream over noise of the bias stream.
+        The layout's parameter divided by the noise std in the sum of x y.
     returning : int
         The largest number of batches of one user. If it is above 1, q is the largest squared
-        sensitivity to that number of leaves; for "honaker" and "factorised" an upper bound of it
+        sensitivity to that number of leaves, or for "honaker" and "factorised" an upper bound
         (`participation.max_squared_sensitivity`, `Factor.squared_sensitivity`).
     factor : Factor, optional
         The matrix factor for "factorised". Default: the optimal factor of equal batches.
@@ -534,9 +554,10 @@ def release_for(
     factor: Factor | None = None,
     centred: Centred | None = None,
 ) -> GaussianRelease:
-    """Compute `calibrate_release`, or `calibrate_tree`, without checking each argument alone.
+    """Return the result of `calibrate_release` or, for release "tree", of `calibrate_tree`.
 
-    Raises InputError for a release other than "tree" and a calibration other than "exact".
+    Types and ranges of the arguments are not checked. Raises InputError for a release other than
+    "tree" with a calibration other than "exact".
     """
     if release == "tree":
         return tree_for(budget, releases, calibration, layout, covariance_ratio, returning, centred)
@@ -579,17 +600,18 @@ class Privatizer(GaussianTree, frozen=True):
     """The privatizer of FedUCB (dubey-pentland-2020, Algorithm 2).
 
     It releases prefix sums of [x; y][x; y]^T from a tree, as (d + 1) x (d + 1) matrices with noise
-    of layout goe2. The last entry, sum y^2, is never released, so the rest is a `GaussianTree` with
-    covariance_ratio 1. Parameters and guarantee are those of `GaussianRelease`, if the schedule
-    reads no raw data.
+    of layout goe2. The last entry, sum y^2, is never released, so the released entries are those of
+    a `GaussianTree` with covariance_ratio 1. Parameters and guarantee are those of
+    `GaussianRelease`, if the schedule of synchronisations does not depend on raw data.
 
-    If ``schedule_rounds`` > 0, the schedule reads data through noisy prefix sums of x x^T: one leaf
-    per round, a new tree after each synchronisation, and node noise of layout goe2 with parameter
-    ``schedule_std`` (zhou-chowdhury-2024, Appendix D.2). A record then also enters at most
-    depth(schedule_rounds) of these nodes, at whatever times silos synchronise. All of them are
-    released before its nodes of the sums. Empty releases fill both trees to a fixed number of
-    nodes. By adaptive composition both trees together are one Gaussian mechanism, although the data
-    choose the leaves.
+    If ``schedule_rounds`` > 0, the schedule depends on data through noisy prefix sums of x x^T from
+    a second tree. Its leaves are single rounds, a new tree starts after each synchronisation, and
+    nodes have noise of layout goe2 with parameter ``schedule_std`` (zhou-chowdhury-2024, Appendix
+    D.2). A record then also enters at most depth(schedule_rounds) nodes of the second tree,
+    whatever the times of synchronisation. All of these nodes are released before the record's nodes
+    of the first tree. Empty releases fill both trees to a fixed number of nodes. By adaptive
+    composition both trees together are one Gaussian mechanism, although the leaves of the first
+    tree depend on data.
 
     ``silos_met`` is the largest number of silos that one user visits, once each
     (dubey-pentland-2020, footnote 4).
@@ -600,10 +622,11 @@ class Privatizer(GaussianTree, frozen=True):
     silos_met: int = 1
 
     def mu(self, relation: str | None = None) -> float:
-        """Compute the GDP parameter of all releases about one user, including the schedule's.
+        """Return the GDP parameter mu of all releases about one user, including the schedule's.
 
         It is the mu of one silo times sqrt(silos_met), since silos add independent noise (Dong,
-        Roth and Su 2022, Corollary 3.3). This also holds if later silos act on earlier releases.
+        Roth and Su 2022, Corollary 3.3). This also holds if actions of later silos depend on
+        releases of earlier silos.
         """
         mu = GaussianTree.mu(self, relation)
         if self.schedule_rounds:
@@ -622,7 +645,7 @@ class Privatizer(GaussianTree, frozen=True):
 
     @property
     def remark(self) -> str:
-        """Return no remark: both calibrations are accounted for exactly."""
+        """Return "": there is no remark, because both calibrations are accounted for exactly."""
         return ""
 
 
@@ -639,7 +662,7 @@ def privatizer_levels(releases: int) -> int:
 def node_noise_std(
     epsilon: float, delta: float, releases: int, *, feature_bound: float = 1.0
 ) -> float:
-    """Compute the noise std s of a tree node in dubey-pentland-2020, Algorithm 2, line 5.
+    """Return the noise std s of a tree node in dubey-pentland-2020, Algorithm 2, line 5.
 
     s = 4 sqrt(m) (L^2 + 1) ln(2/delta) / epsilon, with m = `privatizer_levels` and L the
     ``feature_bound``. It is the std off the diagonal; on the diagonal the std is sqrt(2) s
@@ -667,12 +690,12 @@ def calibrate_privatizer(
     schedule_rounds: int = 0,
     silos_met: int = 1,
 ) -> Privatizer:
-    """Calibrate the privatizer to a budget.
+    """Calibrate the privatizer, the noise of one FedUCB silo, to a budget.
 
     Parameters
     ----------
     budget : Budget
-        delta > 0; unit "user" or "item".
+        The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
         n, the number of releases. Use n = T if the data decide the schedule.
     calibration : {"exact", "theorem"}
@@ -717,7 +740,7 @@ def calibrate_privatizer(
                 * covariance_sensitivity
                 / gaussian_mu(budget.epsilon, budget.delta)
             )
-    # The mechanisms of the silos compose: each may use the budget's mu over sqrt(silos_met).
+    # The silos' mechanisms compose, so each may have the budget's mu divided by sqrt(silos_met).
     sqrt_silos = math.sqrt(integer("silos_met", silos_met, at_least=1))
     std, schedule_std = sqrt_silos * std, sqrt_silos * schedule_std
     return Privatizer(
@@ -734,5 +757,8 @@ def calibrate_privatizer(
 
 
 def _covariance_sensitivity(relation: str) -> float:
-    """Return the sensitivity of sum x x^T alone in goe2 noise: 1, or 1/sqrt 2 for zero-out."""
+    """Return the sensitivity of sum x x^T, divided by the parameter of its goe2 noise.
+
+    It is 1 for "replace", and 1/sqrt 2 for "zero-out".
+    """
     return joint_sensitivity(relation, _LAYOUT, bias_std=math.inf)

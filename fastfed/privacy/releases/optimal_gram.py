@@ -1,16 +1,18 @@
-"""The search for the factor with the least weighted noise: the Gram matrix of its encoder.
+"""The search for the factor of prefix sums with the least weighted noise.
 
-Among all lower triangular C whose columns have norm at most 1, the best one for weights w > 0 has
-the smallest
-    sum_k w_k ||B_k||^2 = tr(W X^-1),   B = A C^-1, X = C'C, W = A' diag(w) A, diag X <= 1,
-where A is the lower triangular matrix of ones. This is convex in X. For multipliers v > 0 of the
-diagonal with X^-1 W X^-1 = diag(v),
+A factorisation of prefix sums is A = B C, where A is the lower triangular matrix of ones. The
+encoder C is lower triangular with columns of norm at most 1, and prefix sum k has noise of variance
+||B_k||^2, the squared norm of row k of B (`prefix_sums`). For weights w > 0, this module computes
+the Gram matrix X = C'C of the C that minimises
+    sum_k w_k ||B_k||^2 = tr(W X^-1),   B = A C^-1, W = A' diag(w) A, diag X <= 1.
+This is convex in X. For multipliers v > 0 of the diagonal with X^-1 W X^-1 = diag(v),
     X = v^(-1/2) (v^(1/2) W v^(1/2))^(1/2) v^(-1/2),
 and the iteration v <- v diag(X) converges to such v. Any v gives a lower bound of the minimum,
 2 tr(diag(v) X) - sum(v), which is the stopping rule. Whatever the iteration returns is a
 factorisation, and privacy is accounted for from its actual numbers.
 
-Time. An eigenvalue decomposition in each step would take O(K^3). But L = W^-1 is tridiagonal, and
+Time. An eigenvalue decomposition in each step would take O(K^3) for K releases. But L = W^-1 is
+tridiagonal, and
     X = v^(-1/2) (v^(-1/2) L v^(-1/2))^(-1/2) v^(-1/2) = sum_p a_p (L + s_p diag(v))^-1
 for a quadrature x^(-1/2) = sum_p a_p / (x + s_p) with about 100 poles s_p > 0, which is exact in
 float64. So diag(X) takes O(K) for each pole, and the whole X, needed once, takes O(K^2).
@@ -27,10 +29,11 @@ import math
 
 import numpy as np
 
-#: The iteration stops at this relative distance from the minimum, or after this many steps.
+#: The iteration stops at this relative distance from the minimum, or after this number of steps.
 GAP, STEPS = 1e-5, 2000
-#: Distance of two poles in the logarithm of their roots; extension of the interval in which this
-#: distance is constant; and distance from the interval beyond which poles do not count.
+#: Parameters of `inverse_root_poles`: the distance of two poles in the logarithm of their roots,
+#: the extension of the interval in which this distance is constant, and the distance from the
+#: interval beyond which poles are left out.
 SPACING, EXTENSION, REACH = 0.22, 2.0, 40.0
 
 
@@ -39,8 +42,8 @@ def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]
 
     For x in [low, high], sum_p a_p / (x + s_p) is x^(-1/2) up to a few roundings. x^(-1/2) is
     2 / pi times the integral of e^u / (x + e^(2 u)) over all u, and the trapezoid rule for this
-    integral converges exponentially. The tails fall slowly, so the rule's variable is not u: it
-    is ``points``, of which u is a function that grows exponentially outside [first, last].
+    integral converges exponentially. The tails of the integrand decrease slowly. So the code
+    substitutes u by a function of ``points`` that grows exponentially outside [first, last].
     """
     first, last = 0.5 * math.log(low) - EXTENSION, 0.5 * math.log(high) + EXTENSION
     margin = math.log(2.0 * REACH)
@@ -56,10 +59,10 @@ def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]
 
 
 def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the conductance of each leaf to the ground through earlier and through later leaves.
+    """Return the conductances of each leaf to the ground, through earlier and through later leaves.
 
-    The matrix to invert is the Laplacian of a chain of leaves: a resistor between each two
-    neighbours, and from each leaf to the ground.
+    The matrix to invert is the Laplacian of an electrical network: a chain of leaves with a
+    resistor between neighbours, and a resistor from each leaf to the ground.
 
     Parameters
     ----------
@@ -70,8 +73,10 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
 
     Returns
     -------
-    tuple of ndarray, both (K, q)
-        The first is through the leaf's resistor or earlier leaves, the second through later ones.
+    earlier : ndarray (K, q)
+        Conductance of the leaf to the ground through its resistor and earlier leaves.
+    later : ndarray (K, q)
+        Conductance of the leaf to the ground through later leaves.
     """
     size = len(between)
     earlier, later = np.empty_like(grounded), np.empty_like(grounded)
@@ -85,9 +90,10 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
 
 
 def optimal_gram(weights: np.ndarray) -> np.ndarray:
-    """Return the lower triangle of the best X = C'C, (K, K), for weights (K,) > 0.
+    """Return the lower triangle of the Gram matrix X = C'C, (K, K), for weights (K,) > 0.
 
-    X is within ``GAP`` of the minimum after division by its largest diagonal entry.
+    C is the encoder with the least weighted noise, see the top of this module. After division by
+    its largest diagonal entry, X is within a relative ``GAP`` of the minimum.
     """
     weights = weights / weights.sum()
     between = 1.0 / weights

@@ -80,23 +80,26 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Compute the largest squared sensitivity of a release to one user, relative to one record's.
+    """Return the largest squared sensitivity of all releases to one user.
+
+    The unit is the squared sensitivity of one batch to one record.
 
     Parameters
     ----------
     release : {"tree", "honaker", "toeplitz", "buffered"}
         The mechanism that adds noise to prefix sums.
     releases : int
-        K >= 0.
+        K >= 0, the number of releases.
     returning : int
-        The largest number of batches of one user, once in each; K if it is larger than K.
+        The largest number of batches of one user, once in each. A value above K counts as K.
 
     Returns
     -------
     float
-        Exact, except for "honaker" with 1 < returning < K, where it is an upper bound (proofs: top
-        of this module). For returning = 1 it is kappa = floor(log2 K) + 1 for "tree", W(kappa) for
-        "honaker" and S_K for "toeplitz". The value for "buffered" is raised to cover rounding.
+        The exact value, except for "honaker" with 1 < returning < K, where it is an upper bound
+        (proofs: top of this module). For returning = 1 it is kappa = floor(log2 K) + 1 for "tree",
+        W(kappa) for "honaker" and S_K for "toeplitz". For "buffered" it is increased to cover
+        rounding.
 
     Raises
     ------
@@ -108,28 +111,28 @@ def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> 
 
 
 def squared_sensitivity(release: str, releases: int, returning: int) -> float:
-    """Compute `max_squared_sensitivity` without checking the arguments."""
+    """Return the result of `max_squared_sensitivity`, without checking the arguments."""
     return _SQUARED_SENSITIVITY[release](releases, min(returning, releases))
 
 
 def proposition_e_7_squared(releases: int, returning: int) -> int:
-    """Compute M0^2 kappa, the bound of chowdhury-zhou-2022, Proposition E.7, for both trees.
+    """Return M0^2 kappa, the bound of Proposition E.7 on a tree's squared sensitivity to one user.
 
-    Here M0 is ``returning``, at most ``releases``, and kappa the depth of the tree. The bound
-    treats all records of the user as if they were in one leaf.
+    The proposition is in chowdhury-zhou-2022. M0 is ``returning``, at most ``releases``, and kappa
+    is the depth of the tree. The bound treats all records of the user as if they were in one leaf.
     """
     releases, returning = _check_counts(releases, returning)
     return returning * returning * depth(releases)
 
 
 def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, int]:
-    """Bound the effect of one user on the released p-sums of one level, 0 <= level < kappa.
+    """Return bounds (squares, nodes, most) on one user's effect on the released p-sums of a level.
 
-    Return (squares, nodes, most). Let c be the number of the user's records in a node. ``squares``
-    is the sum of c^2 over the nodes of this level, ``nodes`` the number of nodes with c > 0, and
-    ``most`` the largest c. Each number is exact for its level. One set of leaves need not attain
-    all levels, so the squares of all levels add up to more than
-    max_squared_sensitivity("tree", ...).
+    The levels are 0 <= level < kappa. Let c be the number of the user's records in a node.
+    ``squares`` is the largest sum of c^2 over the nodes of this level, ``nodes`` the largest number
+    of nodes with c > 0, and ``most`` the largest c. Each number is exact for its level. But no set
+    of leaves need attain it on all levels at once, so the squares of all levels may add up to more
+    than max_squared_sensitivity("tree", ...).
     """
     releases, returning = _check_counts(releases, returning)
     level = integer("level", level, at_least=0, at_most=depth(releases) - 1)
@@ -141,7 +144,10 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
 
 
 def participation_conditions(returning: int, silos_met: int = 1) -> list[Condition]:
-    """List the assumptions for users of several batches or silos; none for one batch and silo."""
+    """Return the assumption on users who take part in several batches, or at several silos.
+
+    The list is empty if each user takes part in one batch at one silo.
+    """
     if silos_met > 1:
         text = f"at most {silos_met} silos meet one user, once each (taken on trust)"
         return [Condition(text, True)]
@@ -155,7 +161,7 @@ def participation_conditions(returning: int, silos_met: int = 1) -> list[Conditi
 
 
 def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
-    """Split a budget among the batches of one user: return (epsilon, delta) of one batch.
+    """Return (epsilon, delta) of one batch, if a budget is split among the batches of one user.
 
     With M0 = ``returning`` = 1, the batch gets the whole budget. With more batches, each gets
     epsilon/(2 sqrt(2 M0 ln(2/delta))) and delta/(2 M0). Source: chowdhury-zhou-2022, Theorem E.2
@@ -172,7 +178,7 @@ def budget_per_batch(budget: Budget, returning: int) -> tuple[float, float]:
 
 
 def _check_counts(releases: int, returning: int) -> tuple[int, int]:
-    """Check both numbers; return ``releases`` and the smaller one of both."""
+    """Return ``releases``, and ``returning`` limited to ``releases``, after checks of both."""
     releases = integer("releases", releases, at_least=0)
     return releases, min(integer("returning", returning, at_least=1), releases)
 
@@ -180,15 +186,15 @@ def _check_counts(releases: int, returning: int) -> tuple[int, int]:
 def _tree_squares(releases: int, returning: int) -> float:
     """Return the squared sensitivity of the released p-sums to a user of the first leaves.
 
-    It is the sum of c^2 over the released p-sums, of which each contains c of the user's
-    ``returning`` leaves.
+    The user takes part in the first ``returning`` leaves, which is the worst case. If a released
+    p-sum contains c of these leaves, it adds c^2.
     """
     total = 0
     for level in range(tree_levels(releases)):
         size = 1 << level
         pairs, remainder = divmod(returning, 2 * size)
         total += pairs * size**2
-        # If this fails, the block that contains the remaining leaves is never released.
+        # If this condition fails, the block that contains the remaining leaves is never released.
         if 2 * size * pairs + size <= releases:
             total += min(remainder, size) ** 2
     return float(total)

@@ -28,18 +28,18 @@ from fastfed.privacy.releases.optimal_gram import optimal_gram
 
 
 def node_level(release: int) -> int:
-    """Return the level of the node released at this step: the index of its lowest set bit.
+    """Return the level of the node of release k: the index of the lowest set bit of k.
 
-    This is i_k in line 5 of Algorithm 2 of zhou-chowdhury-2024.
+    k is ``release``. The level is i_k in line 5 of Algorithm 2 of zhou-chowdhury-2024.
     """
     k = integer("release", release, at_least=1)
     return (k & -k).bit_length() - 1
 
 
 def prefix_nodes(release: int) -> tuple[int, ...]:
-    """List the releases whose nodes add up to the prefix 1..release, in increasing order.
+    """Return the releases whose nodes add up to the prefix 1..release, in increasing order.
 
-    The nodes are disjoint, one for each set bit of ``release``; 0 gives the empty prefix.
+    The nodes are disjoint. There is one for each set bit of ``release``, and none for 0.
     """
     k = integer("release", release, at_least=0)
     nodes = []
@@ -50,20 +50,23 @@ def prefix_nodes(release: int) -> tuple[int, ...]:
 
 
 def depth(releases: int) -> int:
-    """Return the number of levels kappa = floor(log2(releases)) + 1; 0 without releases.
+    """Return kappa = floor(log2(releases)) + 1, the number of levels of the tree.
 
-    The paper's 1 + log(T/B) means the logarithm to base 2.
+    It is 0 without releases. The paper's 1 + log(T/B) means the logarithm to base 2.
     """
     return tree_levels(integer("releases", releases, at_least=0))
 
 
 def tree_levels(releases: int) -> int:
-    """Compute `depth` without checking the argument."""
+    """Return the result of `depth`, without checking the argument."""
     return releases.bit_length()
 
 
 def touches(leaf: int, releases: int) -> tuple[int, ...]:
-    """List the releases whose node contains the leaf (1 to releases), in increasing order."""
+    """Return the releases whose node contains a leaf, in increasing order.
+
+    ``leaf`` is the leaf's number, from 1 to ``releases``.
+    """
     releases = integer("releases", releases, at_least=1)
     release = integer("leaf", leaf, at_least=1, at_most=releases)
     releases_with_leaf = []
@@ -94,11 +97,11 @@ def max_prefix_nodes(releases: int) -> int:
 
 
 def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
-    """Compute the squared sensitivity of the tree to a group of records, relative to one record's.
+    """Return the squared sensitivity of the tree's releases to a group of records.
 
-    It is the sum over released nodes of (number of the group's records in the node)^2, by the
-    triangle inequality in each node. This is at most len(leaves)^2 depth(releases). ``leaves`` has
-    the leaf of each record.
+    The unit is the squared sensitivity of one leaf to one record. The result is the sum over
+    released nodes of (number of the group's records in the node)^2, by the triangle inequality in
+    each node. It is at most len(leaves)^2 depth(releases). ``leaves`` has the leaf of each record.
     """
     releases = integer("releases", releases, at_least=0)
     counts: Counter[int] = Counter()
@@ -118,10 +121,10 @@ def group_sensitivity_squared(leaves: Iterable[int], releases: int) -> int:
 # node, the estimate
 #     estimate(node) = v_h (noisy value of the node) + (1 - v_h) (sum of its children's estimates),
 #     v_0 = 1,  v_h = 1 / (1 + 1 / (2 v_{h-1})) = 2^h / (2^{h+1} - 1) -> 1/2,
-# weights the noisy value and the children by their inverse variances, and has variance v_h. Prefix
-# k is the sum of the estimates of its maximal blocks, one for each set bit of k. In the plain tree,
-# each of these blocks has variance 1. Every estimate is unbiased, so a prefix is the exact sum plus
-# a linear combination of noises.
+# weights the noisy value and the children's estimates by their inverse variances, and has variance
+# v_h. Here h is the level of the node. Prefix k is the sum of the estimates of its maximal blocks,
+# one for each set bit of k. In the plain tree, each of these blocks has variance 1. Every estimate
+# is unbiased, so a prefix is the exact sum plus a linear combination of noises.
 #
 # Privacy. Only prefixes are released; whoever drew the nodes' noise keeps it. Prefix k minus an
 # earlier prefix is the estimate of the largest block that ends at k. So the releases are equivalent
@@ -161,12 +164,18 @@ Node = tuple[int, int]
 
 
 def nodes_at(release: int) -> tuple[Node, ...]:
-    """List the nodes (release, level) that are completed at this step, level 0 first."""
+    """Return the nodes (release, level) that are complete after leaf ``release``, level 0 first.
+
+    Nodes that were complete before are not included.
+    """
     return tuple((release, level) for level in range(node_level(release) + 1))
 
 
 def node_count(releases: int) -> int:
-    """Count the complete nodes after K releases: 2 K minus the number of set bits of K."""
+    """Return the number of complete nodes after K = ``releases`` releases.
+
+    It is 2 K minus the number of set bits of K.
+    """
     releases = integer("releases", releases, at_least=0)
     return 2 * releases - releases.bit_count()
 
@@ -183,7 +192,7 @@ def node_number(release: int, level: int) -> int:
 
 
 def _squared_leaf_effect(size: int, inner: int) -> float:
-    """Compute the squared sensitivity s^2 / u of a released block to one leaf in it.
+    """Return the squared sensitivity s^2 / u of a released block to one leaf in it.
 
     ``size`` is G, the block's level plus 1, and ``inner`` is G', the same number of the next
     smaller released block around the leaf, or 0 without one. See "Honaker's estimator" above.
@@ -207,18 +216,19 @@ def _worst_nesting(size: int) -> tuple[float, int]:
 
 
 def honaker_max_by_depth(size: int) -> float:
-    """Compute the largest squared sensitivity of Honaker's prefix sums to one leaf.
+    """Return W(size), the largest squared sensitivity of Honaker's prefix sums to one leaf.
 
-    The largest released block around the leaf has level size - 1. The value is W(size) in the proof
-    of "Honaker's estimator" above.
+    The largest released block around the leaf has level size - 1. W is defined in the proof of
+    "Honaker's estimator" above.
     """
     return _worst_nesting(integer("size", size, at_least=0))[0]
 
 
 def honaker_sensitivity_squared(releases: int) -> float:
-    """Compute the squared sensitivity W(kappa) of all prefixes to the worst leaf, exactly.
+    """Return the squared sensitivity W(kappa) of all of Honaker's prefix sums to the worst leaf.
 
-    0 without releases. The proof is at "Honaker's estimator" above. Time O(kappa^2).
+    The value is exact. kappa is the number of levels of the tree. The result is 0 without releases.
+    The proof is at "Honaker's estimator" above. The time is O(kappa^2).
     """
     return honaker_max_by_depth(depth(releases))
 
@@ -240,10 +250,10 @@ def honaker_worst_leaf(releases: int) -> int:
 
 
 def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> float:
-    """Compute the squared sensitivity of all prefixes to a group of records.
+    """Return the squared sensitivity of all of Honaker's prefix sums to a group of records.
 
-    It is divided by the squared sensitivity of a batch to one record. ``leaves`` has the leaf of
-    each record. The result is exact: the sum over released blocks of the squared sum of s/sqrt(u)
+    The unit is the squared sensitivity of one leaf to one record. ``leaves`` has the leaf of each
+    record. The result is exact. It is the sum over released blocks of the squared sum of s/sqrt(u)
     over the records; see "Honaker's estimator" above.
     """
     releases = integer("releases", releases, at_least=0)
@@ -286,7 +296,7 @@ def honaker_coefficients(release: int) -> dict[Node, float]:
 
 
 def honaker_prefix_variance(release: int) -> float:
-    """Compute the noise variance of prefix k = release, relative to one node's noise.
+    """Return the noise variance of Honaker's prefix sum k = ``release``, in units of one node's.
 
     The prefix is the sum of one estimate for each set bit h of k, of variance `honaker_weight`.
     """
@@ -295,15 +305,16 @@ def honaker_prefix_variance(release: int) -> float:
 
 
 def honaker_combine(estimates: np.ndarray, nodes: np.ndarray) -> None:
-    """Store the estimate of the node that is released now, of level h, in estimates[h].
+    """Compute Honaker's estimate of the largest node of a release, and store it in ``estimates``.
 
     Parameters
     ----------
     estimates : ndarray (levels, s)
-        The estimate of the latest block of each level, as earlier steps left it.
+        The estimate of the latest block of each level, from earlier releases. Entry h is
+        overwritten, where h is the level of the node.
     nodes : ndarray (h + 1, s)
-        Noisy values of the nodes in `nodes_at` this step, level 0 first. Noises without values are
-        possible too; raw sums are then added exactly.
+        Noisy values of the nodes that `nodes_at` returns for this release, level 0 first. They may
+        also be the noises without the values; the caller then adds the exact prefix sums.
 
     Notes
     -----
@@ -343,7 +354,10 @@ def toeplitz_coefficients(releases: int) -> np.ndarray:
 
 
 def toeplitz_factor(releases: int) -> np.ndarray:
-    """Return the lower triangular matrix C (K, K) with C C = the matrix of ones; for small K."""
+    """Return the lower triangular matrix C (K, K) with C C = A, for small K.
+
+    A is the lower triangular matrix of ones, which maps leaves to prefix sums.
+    """
     f = toeplitz_coefficients(releases)
     i = np.arange(len(f))
     lag = i[:, None] - i
@@ -351,15 +365,16 @@ def toeplitz_factor(releases: int) -> np.ndarray:
 
 
 def toeplitz_prefix_variances(releases: int) -> np.ndarray:
-    """Return the noise variances S_1, ..., S_K (K,) of the prefixes, in units of noise_std^2."""
+    """Return the noise variances S_1, ..., S_K (K,) of the prefix sums, in units of noise_std^2."""
     result: np.ndarray = np.cumsum(toeplitz_coefficients(releases) ** 2)
     return result
 
 
 def toeplitz_sensitivity_squared(releases: int) -> float:
-    """Compute the squared sensitivity S_K = sum_{k<K} f_k^2, about (ln K + 0.577 + ln 16) / pi.
+    """Return the squared sensitivity S_K = sum_{k<K} f_k^2 of all releases to one record.
 
-    It is the squared norm of C's first column, which is the longest. 0 without releases.
+    It is about (ln K + 0.577 + ln 16) / pi, and 0 without releases. It is the squared norm of the
+    first column of C, the column with the largest norm.
     """
     f = toeplitz_coefficients(releases)
     return float(f @ f)
@@ -394,11 +409,11 @@ def toeplitz_prefix_noise(normals: object) -> np.ndarray:
 #: Largest number of releases of a factorised plan, whose matrix has K^2 numbers. Its factor and
 #: encoder take half a second for 1024 releases and 15 seconds for 4096.
 MAX_RELEASES = 4096
-#: Factors of more releases are large in memory.
+#: Factors of more releases than this are large in memory, so only two of them are cached.
 LARGE = 1024
-#: Entries of B are rounded to multiples of this, so that all machines compute the same B.
+#: Entries of B are rounded to multiples of this number, so that all machines compute the same B.
 GRID = 2.0**-24
-#: Bound on the relative error of a computed sensitivity. Results are raised to cover it.
+#: Bound on the relative error of a computed sensitivity. Results are increased to cover it.
 SLACK = 1e-9
 
 
@@ -457,7 +472,9 @@ class Factor:
 
     @cached_property
     def encoder(self) -> np.ndarray:
-        """Compute C = B^-1 A, (K, K), lower triangular: row k is a combination of the leaves.
+        """The encoder C = B^-1 A, (K, K), lower triangular.
+
+        Row k has the weights of the leaves in the k-th sum to which noise is added.
 
         The float64 error of each column is at most SLACK / 10 times the largest column norm.
 
@@ -473,7 +490,7 @@ class Factor:
             return self._compute_encoder()
 
     def _compute_encoder(self) -> np.ndarray:
-        """Compute `encoder`, and check its error."""
+        """Return `encoder`. Raise InputError if its rounding error may be too large."""
         from scipy.linalg import solve_triangular
 
         size = len(self)
@@ -502,11 +519,13 @@ class Factor:
         return products[:, ::-1]
 
     def squared_sensitivity(self, returning: int = 1) -> float:
-        """Compute the squared sensitivity of the release to one user, relative to one record's.
+        """Return a bound on the squared sensitivity of all releases to one user.
 
-        For a user of one leaf it is the largest ||C_j||^2, where C_j is a column of `encoder`. For
-        a user of the leaves S it is at most sum_{i, j in S} |C_i' C_j|. That sum is at most |S|
-        times the largest sum of |S| entries of a row of |C'C|.
+        The unit is the squared sensitivity of one leaf to one record. The user takes part in up to
+        ``returning`` leaves. For a user of one leaf the squared sensitivity is the largest
+        ||C_j||^2, where C_j is a column of `encoder`. For a user of the leaves S it is at most
+        sum_{i, j in S} |C_i' C_j|. That sum is at most |S| times the largest sum of |S| entries of
+        a row of |C'C|. The result is increased slightly to cover rounding.
         """
         if not len(self):
             return 0.0
@@ -520,25 +539,27 @@ class Factor:
 
     @cached_property
     def variances(self) -> np.ndarray:
-        """Return the noise variances of prefixes k = 1..K, (K,), in units of noise_std^2."""
+        """The noise variances of prefix sums k = 1..K, (K,), in units of noise_std^2."""
         return frozen((self.matrix**2).sum(axis=1))
 
 
 def optimal_factor(
     release_rounds: tuple[int, ...], horizon: int, saturation: float = 0.0
 ) -> Factor:
-    """Compute the factor whose noise costs a linear bandit least, for releases after these rounds.
+    """Return the factor whose noise costs a linear bandit the least regret.
 
-    A prefix of n rounds is used in all rounds until the next release, and its error is its noise
-    over n. So prefix k has weight (rounds in which it is used) / (n_k^2 + n0^2). Prefixes of fewer
-    than n0 rounds count less: a round costs a bounded regret however large the noise is.
+    Releases are after the given rounds. A prefix sum of n rounds is used in all rounds until the
+    next release, and its error is its noise divided by n. So the noise variance of prefix k has
+    weight (rounds in which the prefix is used) / (n_k^2 + n0^2). The term n0^2 reduces the weight
+    of prefixes of fewer than n0 rounds, because the regret of a round is bounded, however large the
+    noise is.
 
     Parameters
     ----------
     release_rounds : tuple of int, length K
         n_1 < ... < n_K, the rounds after which there is a release; K <= `MAX_RELEASES`.
     horizon : int
-        T >= n_K.
+        T >= n_K, the last round.
     saturation : float, default 0
         n0 >= 0, in rounds.
 
@@ -568,7 +589,7 @@ def optimal_factor(
 
 @lru_cache(maxsize=64)
 def _cached_optimal_factor(ends: tuple[int, ...], horizon: int, saturation: float) -> Factor:
-    """Compute `optimal_factor` without checking the arguments."""
+    """Return the result of `optimal_factor`, cached, without checking the arguments."""
     if not ends:
         return Factor(np.zeros((0, 0)))
     matrix, encoder = _factor_and_encoder(ends, horizon, saturation)
@@ -577,7 +598,7 @@ def _cached_optimal_factor(ends: tuple[int, ...], horizon: int, saturation: floa
     return factor
 
 
-#: Of larger factors, which may have 130 MB, only the last two stay in memory.
+#: The same function for large factors, which may have 130 MB: only the last two stay in memory.
 _cached_large_factor = lru_cache(maxsize=2)(_cached_optimal_factor.__wrapped__)
 
 
@@ -596,7 +617,7 @@ def _factor_and_encoder(
 
 
 def factor_for(weights: np.ndarray) -> Factor:
-    """Compute the factor B with the least weighted noise, for weights (K,) > 0 of the prefixes.
+    """Return the factor B with the least weighted noise, for weights (K,) > 0 of the prefix sums.
 
     It minimises sum_k weights_k ||B_k||^2 over the rows B_k. The columns of B^-1 A have norm 1.
     """
@@ -605,7 +626,7 @@ def factor_for(weights: np.ndarray) -> Factor:
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
-    """Compute `factor_for` from the optimal Gram matrix C'C of the encoder C."""
+    """Return the result of `factor_for`, from the optimal Gram matrix C'C of the encoder C."""
     from scipy.linalg import cholesky, solve_triangular
 
     lower_triangle = np.tri(len(weights))

@@ -40,12 +40,12 @@ class TreeRelease(Once):
     Parameters
     ----------
     dimension : int
-        d.
+        d, the length of a vector.
     releases : int
         K, the largest number of vectors that can be added. The noise std grows with the square
         root of the number of binary digits of K.
     epsilon, delta : float, optional
-        The budget. The noise is the least that meets it.
+        The budget. The noise is the least noise that meets it.
     noise_std : float, optional
         Instead of epsilon: the standard deviation of each entry of each tree node, in the units
         of x. delta is then optional, and only the certificate uses it.
@@ -65,7 +65,8 @@ class TreeRelease(Once):
 
     Notes
     -----
-    The noise of each node is drawn once. Do not use a copy of this object besides the original.
+    The noise of each node is drawn once. Do not use a copy of this object in addition to the
+    original: two copies would release two noisy views of the same data.
 
     Guarantee: if one vector changes, all releases together are (epsilon, delta)-indistinguishable
     under the relation, even if later vectors depend on earlier releases. Each vector enters at most
@@ -131,7 +132,7 @@ class TreeRelease(Once):
 
     @property
     def clipped(self) -> int:
-        """Return the number of vectors that were clipped, with a norm above 1 beyond rounding."""
+        """Return the number of vectors that were clipped because their norm was above 1."""
         return self._clipped
 
     @property
@@ -141,7 +142,7 @@ class TreeRelease(Once):
         return math.sqrt(nodes_per_vector) * sum_sensitivity(self.relation) / self.noise_std
 
     def exact(self, delta: float | None = None) -> float:
-        """Compute the least epsilon of all releases, at ``delta``; default: the object's delta."""
+        """Return the least epsilon of all releases, at ``delta`` (default: the object's delta)."""
         delta = self.delta if delta is None else delta
         if delta is None:
             raise InputError("delta must be given: this TreeRelease was made from noise_std alone")
@@ -170,7 +171,8 @@ class TreeRelease(Once):
         level = node_level(k)
         if self._is_exact:
             clipped = exact_release.quantise(clipped, self._unit)
-        # If this fails, the vector can be added again: it overwrites this level and keeps others.
+        # If the noise source raises an error, the same vector can be added again: the second call
+        # overwrites this level, and leaves the other levels unchanged.
         aggregation.psum(self._sums, clipped, level)
         self._nodes[level] = self._add_noise(self._sums[level], k)
         total: np.ndarray = aggregation.prefix(self._nodes, k)
@@ -189,7 +191,10 @@ class TreeRelease(Once):
         return exact_release.quantum(self.releases)
 
     def _add_noise(self, values: np.ndarray, node: int) -> np.ndarray:
-        """Return the sum (d,) of a node plus its noise; ``node`` is the node's number."""
+        """Return ``values`` (d,), the sum of a node, plus the noise of this node.
+
+        ``node`` is the node's number.
+        """
         d, std = self.dimension, self.noise_std
         if self._is_exact:
             inflated_std = std * exact_release.inflation(self._unit, d, d)
@@ -240,7 +245,8 @@ class TreeRelease(Once):
             "conditions": tuple(conditions),
             "source": _SOURCE,
         }
-        # It is unknown what a passed-in function draws, so the exact value is conditional on that.
+        # It is unknown what a given noise function draws. So for users the exact value holds only
+        # under the condition that the function draws standard normals.
         one_vector = Condition("every user adds one vector only (taken on trust)", True)
         user_fields = {**shared, "conditions": (*conditions, one_vector), "exact": exact}
         if not noise_is_known:
