@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ class Losses:
     def walk(
         self,
         rounds: np.ndarray,
-        leaves: Sequence[tuple[float, ...]],
+        leaves: np.ndarray,
         release: int,
         x: np.ndarray,
         v: np.ndarray,

@@ -173,11 +173,11 @@ cdef class Losses:
              int64_t threads=1):
         """Move x (d,) by the leaves of a phase, in place; return the experts (count,) that x moves
         towards. rounds (m, used) are the samples of the phase; v (depths, m, d) and points (depths,
-        d) are its path, which is updated. ``leaves``: rows (tree, depth, start, stop, step, scale),
-        for exchange ``release`` and the following ones."""
+        d) are its path, which is updated. ``leaves`` (count, 6): rows (tree, depth, start, stop,
+        step, scale), for exchange ``release`` and the following ones."""
         cdef int64_t status, i, count = len(leaves), m = self.c.silos, d = self.c.experts
         cdef ff_walk w
-        cdef double[:, ::1] rows = np.array(leaves, np.float64).reshape(count, 6)
+        cdef const double[:, ::1] rows = leaves
         cdef uint8_t[::1] leaf_bytes = np.empty(max(1, count) * sizeof(ff_leaf), np.uint8)
         cdef ff_leaf *path = <ff_leaf *>&leaf_bytes[0]
         cdef double[::1] sums = np.empty(m * d), total = np.empty(d)

@@ -124,6 +124,11 @@ class Phase:
                 start += size
         return tuple(leaves)
 
+    @cached_property
+    def leaf_rows(self) -> np.ndarray:
+        """The leaves as rows (tree, depth, start, stop, step, scale of the noise)."""
+        return np.array([(*leaf, self.scales[leaf.tree - 1]) for leaf in self.leaves])
+
     @property
     def used(self) -> int:
         """The number of losses of each client that the phase uses."""

@@ -719,15 +719,11 @@ class Scores:
         returns the number of the exchange after the last visited leaf.
         """
         plan, phase = self.plan, walk.phase
-        most_samples = rounds_of_call(self.losses)
-        leaves: list[tuple[float, ...]] = []
-        samples = 0
         # Visit as many leaves as fit into one call, at least one.
-        for leaf in phase.leaves[walk.done : walk.done + last + 1 - release]:
-            samples += leaf.stop - leaf.start
-            if leaves and samples > most_samples:
-                break
-            leaves.append((*leaf, phase.scales[leaf.tree - 1]))
+        leaves = phase.leaf_rows[walk.done : walk.done + last + 1 - release]
+        _, _, starts, stops, _, _ = leaves.T
+        most_samples = rounds_of_call(self.losses)
+        leaves = leaves[: max(1, np.searchsorted(stops - starts[0], most_samples, side="right"))]
         self.losses.walk(
             self._rounds,
             leaves,
