@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy_releases
 from numba_opponents import choose, fast, len_padded, mix, normals
 
 from fastfed.protocols.plan import Plan
@@ -323,52 +324,14 @@ def make_sphere(d: int, n: int) -> Callable[..., float]:
 
 def feducb(plan: Plan, truth: np.ndarray, *, actions: int = 100, seed: int = 0) -> Any:
     """Run lazy silos on the sphere with a determinant trigger; truth (d,) is theta*."""
-    d, silos, radius, trigger = plan.dimension, plan.silos, plan.radius, plan.trigger
-    assert trigger is not None and trigger.std == (0.0, 0.0) and not radius.direct
-    assert plan.lazy and plan.ranking == 1.0 and plan.release == "tree"
-    loop = make_sphere(d, actions)
-    start, draw, true = time.process_time(), np.random.default_rng(seed), truth.astype(np.float32)
+    d, true = plan.dimension, truth.astype(np.float32)
+    loop, draw = make_sphere(d, actions), np.random.default_rng([seed, 1])
     # Lanes beyond the last action repeat the first ones.
     lanes = np.arange(len_padded(actions)) % actions
     state = draw.integers(1, 2**32, (2 * d, actions), np.uint32)[:, lanes].ravel()
-    shape, std = (plan.horizon, silos, d), plan.noise_std.times(math.sqrt(silos))
-    x, y = np.empty(shape, np.float32), np.empty(shape[:2], np.float32)
-    total, bias, noise, bias_noise = np.zeros((d, d)), np.zeros(d), np.zeros((d, d)), np.zeros(d)
-    nodes: list[tuple[int, np.ndarray, np.ndarray]] = []
-    t, last, releases, regret = 0, 0, 0, 0.0
-    while True:
-        k = plan.entry(releases)
-        v = total + noise + plan.regularizer[k] * np.eye(d)
-        values = np.linalg.eigvalsh(v)
-        log_det, grown = np.log(values).sum(), values + trigger.extra
-        growth = np.log(grown).sum() - log_det
-        beta = radius.of(k, 1.0, float(log_det), d)
-        theta = np.linalg.solve(v, bias + bias_noise).astype(np.float32)
-        inverse = (beta * np.linalg.inv(np.linalg.cholesky(v))).astype(np.float32)
-        fired = False
-        while not fired and t < plan.horizon:
-            # A row adds at most 1 / grown[0] to the growth, so no silo asks before ``until``.
-            most = growth + np.arange(1, plan.horizon - t + 1) / grown[0]
-            may_ask = most * np.arange(t - last + 1, plan.horizon - last + 1) >= trigger.threshold
-            until = t + 1 + int(may_ask.argmax()) if may_ask.any() else plan.horizon
-            rows, rewards = x[t:until].reshape(-1, d), y[t:until].reshape(-1)
-            regret += loop(state, releases > 0, theta, true, inverse, rows, rewards)
-            t = until
-            if may_ask.any():
-                batch = x[last:t].transpose(1, 0, 2).astype(np.float64)
-                grams = batch.transpose(0, 2, 1) @ batch
-                log_dets = np.linalg.slogdet(v + grams + trigger.extra * np.eye(d))[1]
-                growth = log_dets.max() - log_det
-                fired = growth * (t - last) >= trigger.threshold
-        if not fired:
-            return regret, 1e6 * (time.process_time() - start) / (silos * plan.horizon)
-        total += grams.sum(axis=0)
-        bias += y[last:t].reshape(-1) @ x[last:t].reshape(-1, d)
-        last, releases = t, releases + 1
-        # The noise of a prefix is that of its tree nodes, drawn once for all silos.
-        level = (releases & -releases).bit_length()
-        off = np.tril(draw.normal(0.0, std.off_diagonal, (d, d)), -1)
-        node = off + off.T + np.diag(draw.normal(0.0, std.diagonal, d))
-        nodes = [old for old in nodes if old[0] > level]
-        nodes.append((level, node, draw.normal(0.0, std.bias, d)))
-        noise, bias_noise = (np.sum([each[i] for each in nodes], axis=0) for i in (1, 2))
+
+    def play(model: numpy_releases.Shared, rows: np.ndarray, rewards: np.ndarray) -> float:
+        learned, theta, inverse = model
+        return loop(state, learned, theta, true, inverse, rows, rewards)
+
+    return numpy_releases.federation(plan, play, seed)

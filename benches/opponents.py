@@ -2,10 +2,10 @@
 
 Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
 confidence bound. The other programs are `numba_opponents.py`, `numba_releases.py`,
-`numpy_lazy.py`, `numpy_float32.py` and `numpy_experts.py`. Times are medians of processor time on
-one thread; the programs run in turn in one process. A ratio above 1 means that fastfed is faster.
-The limit is the least time of the row's work at the peak rates of this core, measured before and
-after the row (`fastfed.simulation.limits`).
+`numpy_lazy.py`, `numpy_float32.py`, `numpy_releases.py` and `numpy_experts.py`. Times are medians
+of processor time on one thread; the programs run in turn in one process. A ratio above 1 means that
+fastfed is faster. The limit is the least time of the row's work at the peak rates of this core,
+measured before and after the row (`fastfed.simulation.limits`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 import numpy_experts
 import numpy_float32
 import numpy_lazy
+import numpy_releases
 import peaks
 
 from fastfed._kernels import environments
@@ -94,9 +95,11 @@ class Row:
         if isinstance(environment, FixedSet):
             return self._fixed_set(environment, plan)
         if isinstance(environment, Sphere) and plan.trigger:
-            if not numba_releases:
-                return {}
-            return {"numba": partial(_seeded, numba_releases.feducb, (check_plan(plan), TRUTH))}
+            return {
+                label: partial(_seeded, module.feducb, (check_plan(plan), TRUTH))
+                for label, module in (("NumPy", numpy_releases), ("numba", numba_releases))
+                if module
+            }
         if isinstance(environment, RealizableLosses | StochasticLosses):
             runs: dict[str, Run] = {
                 "NumPy": lambda n: (np.nan, numpy_experts.microseconds(plan, 0.5, n))
@@ -129,10 +132,13 @@ class Row:
             return np.nan, microseconds
 
         if plan.batch_size:
-            if not numba_releases:
-                return {}
-            return {"numba": lambda n: numba_releases.agent(plan, *actions(n), seed=n)}
-        runs: dict[str, Run] = {"NumPy": arrays}
+            runs: dict[str, Run] = {
+                "NumPy": lambda n: numpy_releases.agent(plan, *actions(n), seed=n)
+            }
+            if numba_releases:
+                runs["numba"] = lambda n: numba_releases.agent(plan, *actions(n), seed=n)
+            return runs
+        runs = {"NumPy": arrays}
         if numba_opponents:
             loop = numba_opponents.fixed_set
             runs["numba"] = lambda n: loop(plan, *actions(n), seed=n)
