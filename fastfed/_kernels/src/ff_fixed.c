@@ -287,12 +287,11 @@ static int are_equal(const ff_actions *actions, int64_t a, int64_t b, int64_t d)
  * an earlier one always has the same score, so it is never chosen, and the model leaves it out.
  * Products of pairs of equal actions may differ by rounding, so a model with such products has all
  * actions. */
-static void begin(double *model, const ff_actions *actions, const double *w, int64_t d)
+static void begin(double *model, const ff_actions *actions, int64_t d)
 {
     const int64_t count = actions->actions;
     model[ACTIONS] = (double)count;
     model[DIMENSION] = (double)d;
-    model[ARMS] = are_arms(actions, w, d);
     model[PAIRS] = count <= pairs_up_to(d);
     const parts m = cut(model);
     if (m.by_pairs) {
@@ -368,9 +367,10 @@ void ff_fixed_make(double *model, const ff_actions *actions, const double *w, co
                    double bound, int64_t released, int64_t d, double *scratch)
 {
     if (model[MADE] == 0.0)
-        begin(model, actions, w, d);
+        begin(model, actions, d);
     model[MADE] = (double)(released + 1);
     model[CHOSEN] = model[QUEUED] = 0.0;
+    model[ARMS] = are_arms(actions, w, d);
     const parts m = cut(model);
     for (int64_t a = 0; a < m.np; a++) {
         m.mean[a] = -INFINITY;
