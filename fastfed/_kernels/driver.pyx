@@ -187,6 +187,7 @@ cdef class Run:
         most = max(curve["levels"] for curve in curves)
         self.c.fill_scratch = ff_fill_capacity(environment.c.actions, d)
         self.c.score_scratch = ff_score_scratch(d, environment.c.actions)
+        self.c.noise_scratch, self.c.trigger_scratch = ff_noise_capacity(d), ff_trigger_scratch(d)
         self.c.scratch_size = ff_run_scratch(environment.c.actions, d, most, len(curves))
         if any(curve["share_until"] for curve in curves):
             self.c.belief_scratch = ff_belief_scratch(d)

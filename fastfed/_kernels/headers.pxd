@@ -338,6 +338,7 @@ cdef extern from "ff_release.h" nogil:
                            uint8_t *doubtful)
 
 cdef extern from "ff_trigger.h" nogil:
+    int64_t ff_trigger_scratch(int64_t d)
     enum:
         FF_RECOMPUTE_MAX
     ctypedef struct ff_skip_bound:
@@ -382,6 +383,8 @@ cdef extern from "ff_run.h" nogil:
         int64_t belief_scratch
         int64_t fill_scratch
         int64_t score_scratch
+        int64_t noise_scratch
+        int64_t trigger_scratch
         int64_t scratch_size
         int64_t *status
     int64_t ff_run_scratch(int64_t actions, int64_t dimension, int64_t levels, int64_t curves)

@@ -100,9 +100,9 @@ typedef uint16_t counts_of_rounds;
 /* Draw coins from, .., to - 1 of a block in ROUNDS rounds: ones[w] receives the coins of word w.
  * Other bits are 0. The rounds are listed (ROUNDS) or, if rounds is NULL, s->index, s->index + 1,
  * ... */
-FF_INLINE void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *rounds,
-                           int64_t block, int64_t from, int64_t to,
-                           words_of_rounds (*restrict ones)[PARTS])
+static void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *rounds,
+                        int64_t block, int64_t from, int64_t to,
+                        words_of_rounds (*restrict ones)[PARTS])
 {
     words_of_rounds open[WORDS][PARTS], random[WORDS][PARTS];
     const int64_t begin = from / 32, end = (to + 31) / 32, stride = c->stride;
