@@ -241,8 +241,8 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 def report_variance(plan: Plan, release: int) -> float:
     """Return the noise variance of a report of prefix sums, in units of one tree node's variance.
 
-    ``release`` is the number of the report. Its sum of all batches so far adds up one node for each
-    binary digit 1 of that number, unless the plan uses correlated noise.
+    ``release`` is the number of the report. With release type "tree", the sum of all batches so far
+    adds up one node for each binary digit 1 of this number.
     """
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
