@@ -51,7 +51,10 @@ def check_constant(value: float) -> float:
 
 
 class HiddenExpert(NamedTuple):
-    """The adversary of `hidden_expert`: all experts but one lose 1 in the first rounds."""
+    """The adversary of `hidden_expert`: all experts but one lose 1 in the first ``rounds`` rounds.
+
+    ``regret`` is the lower bound on the regret of one client against this adversary.
+    """
 
     rounds: int
     regret: float
@@ -267,8 +270,8 @@ def table_1_communication(
 ) -> float:
     """Return Table 1's order of the count of numbers sent: m d ln T or m^2 d T epsilon.
 
-    The latter is m d T/N for N = 1/(m epsilon), which is a valid phase length only for
-    m epsilon <= 1.
+    The order m^2 d T epsilon is m d T/N for N = 1/(m epsilon), which is a valid phase length only
+    for m epsilon <= 1.
 
     Here T is ``horizon``, m ``clients`` and d ``experts``.
     """

@@ -477,10 +477,7 @@ def size_keys(problem: Problem) -> set[str]:
 
 
 def with_sizes(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
-    """Return the base problem, with the values in ``sizes`` instead of its own.
-
-    The keys of ``sizes`` are among those of `size_keys`.
-    """
+    """Return the base problem, changed by ``sizes``: new values of some keys of `size_keys`."""
     if not sizes:
         return base
     environment = base.environment
