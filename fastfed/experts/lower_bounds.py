@@ -63,12 +63,10 @@ class HiddenExpert(NamedTuple):
 def theorem_2_4(horizon: int, experts: int) -> float:
     """Return the exact value behind Theorem 2.4's sqrt(T ln(d)/2), without privacy.
 
-    It is a lower bound for every algorithm: T/2 - E min of d independent Bin(T, 1/2) is the
-    expected regret of every algorithm when losses are fair coins, equal at all clients, for any m.
-    Hence some fixed losses cause at least this regret. Relative accuracy about 1e-9; the horizon is
-    at most 2^40.
-
-    Here d is ``experts``.
+    The value is T/2 - E min of d independent Bin(T, 1/2). It is the expected regret of every
+    algorithm when the losses are fair coins that are the same at all clients, for any m. Hence for
+    every algorithm some fixed losses cause at least this regret. The relative accuracy is about
+    1e-9. Here T is ``horizon``, at most 2^40, and d is ``experts``.
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
     d = check_experts(experts)
