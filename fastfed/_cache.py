@@ -172,7 +172,7 @@ def _as_json(value: Any, arrays: list[bytes] | None = None) -> Any:
 
 
 def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
-    """Return the value that `_as_json` converted to ``data``, and the unread rest of ``content``.
+    """Return the value that `_as_json` has converted to ``data``, and the unread bytes.
 
     ``content`` has the bytes of the arrays in the value, one after the other.
     """
@@ -202,7 +202,7 @@ def _restored(data: Any, content: memoryview) -> tuple[Any, memoryview]:
 
 @cache
 def _digest_of_file(path: Path | str) -> str:
-    """Return the checksum of a file. Raises OSError if it cannot be read."""
+    """Return the SHA-256 of a file in hexadecimal. Raises OSError if it cannot be read."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
@@ -420,7 +420,7 @@ def _place(name: str, module_file: str, arguments: str) -> tuple[Path | None, st
 
 
 def forget() -> None:
-    """Forget all results in memory, and try again to write files; for tests."""
+    """Remove all results from memory, and allow that files are written again; for tests."""
     _files.usable = True
     with _lock:
         for memory in _results_by_function:

@@ -188,7 +188,7 @@ def _lookup(codes: tuple[str, ...]) -> tuple[dict[str, int], dict[Decimal, int],
 
 
 def unified(cells: list[str]) -> list[str]:
-    """Return the texts with "17.0" written as "17", if a column has some number in both forms."""
+    """Return the cells of a column, with "17.0" as "17" if some number occurs in both forms."""
     short_forms = {cell: match[1] for cell in set(cells) if (match := _WHOLE.fullmatch(cell))}
     # If no number occurs in both forms, keep the texts: rewriting could reorder categories.
     if not short_forms or len({short_forms.get(c, c) for c in set(cells)}) == len(set(cells)):

@@ -24,8 +24,8 @@ from fastfed._validate import InputError
 
 #: Delimiters of a CSV file, most common first.
 DELIMITERS = ",;\t|"
-#: Number of records that must have as many cells as the header, if the header has several
-#: delimiters.
+#: If a header contains several possible delimiters, this number of records is compared: with the
+#: right delimiter they have as many cells as the header.
 _RECORDS_TRIED = 50
 #: Largest number of characters in which the end of the header is looked for.
 _MAX_HEADER_CHARACTERS = 1 << 20
@@ -283,7 +283,7 @@ def filled(rows: Any) -> Iterator[list[str]]:
 
 
 class DamagedCsv(Exception):
-    """Text is not valid CSV; the exception holds the line number and the problem."""
+    """Raised for text that is not valid CSV, with the line number and the problem."""
 
     def __init__(self, line: int, problem: str) -> None:
         """Store the problem and the line number."""

@@ -30,7 +30,7 @@ _loader: Callable[[], Any] | None = None
 
 
 def register_renderer(load: Callable[[], Any]) -> None:
-    """Set the function that loads the renderer; it is called whenever a value is displayed."""
+    """Set the function that loads the renderer; it is called when a value is displayed."""
     global _loader
     _loader = load
 

@@ -82,7 +82,7 @@ def _remaining(root: Path, path: str, limit: str, usage: str, cached: str) -> It
 
 
 def _statistic(path: Path, name: str) -> int:
-    """Return the number of entry ``name`` in a memory.stat file; 0 if there is none."""
+    """Return the number in the entry ``name`` of a memory.stat file; 0 if there is none."""
     try:
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")

@@ -58,7 +58,10 @@ def check_seed(seed: object) -> int:
 
 
 def _whole(name: str, value: int, least: int = 0, largest: int = 2**31 - 1) -> int:
-    """Return argument ``name`` of a draw if it is an integer in range; raise InputError if not."""
+    """Return ``value``, the argument ``name`` of a draw; raise InputError unless it is valid.
+
+    It must be an integer from ``least`` to ``largest``.
+    """
     if type(value) is int and least <= value <= largest:
         return value
     return integer(name, value, at_least=least, at_most=largest)
@@ -330,7 +333,10 @@ class SummedNoise(SeededNoise):
 
 @dataclass(frozen=True)
 class InterleavedNoise:
-    """Noise source of system number ``phase`` of ``stride`` systems that take turns in one run.
+    """The noise source of one of several systems that take turns in the rounds of one run.
+
+    This is system number ``phase`` of ``stride`` systems. ``source`` is the noise source of the
+    run.
 
     Round u of the system is the u-th round t of the run with t = phase modulo stride. Silo i of the
     system is silo ``names[i]`` of the run. Tree nodes are numbered so that no two systems share a
@@ -371,7 +377,7 @@ class InterleavedNoise:
         return (self.phase or self.stride) + (round - 1) * self.stride
 
     def _key(self, node: int) -> int:
-        """Return the number by which the run identifies a node of this system."""
+        """Return the number that a tree node of this system has in the run's noise source."""
         return (node - 1) * self.stride + self.phase + 1
 
 

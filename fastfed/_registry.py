@@ -92,7 +92,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _load(self, point: EntryPoint) -> T:
-        """Import the object of an entry point, and return the entry that ``check`` makes of it."""
+        """Import the object of an entry point; return the entry that ``check`` makes of it."""
         source = f'{self.what} "{point.name}" of {_describe(point)}'
         try:
             loaded = point.load()

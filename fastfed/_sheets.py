@@ -95,7 +95,7 @@ def read_sheet(
 
 
 def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
-    """Read a sheet of an Excel file, by default the first one.
+    """Return a sheet of an Excel file, by default the first one; ``data`` are the file's bytes.
 
     The first row with a value has the names of the columns. ``name`` is the file in messages.
     """

@@ -29,7 +29,7 @@ _pipe: int | None = None
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal other than Ctrl-C has requested the end of this program."""
+    """Raised if a signal other than Ctrl-C has requested the end of this program."""
 
     def __init__(self, number: int) -> None:
         """Store the number of the signal."""

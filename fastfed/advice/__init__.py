@@ -1,4 +1,4 @@
-"""Advice on protocol, release and batch size for a guarantee, and on sharing at all."""
+"""Advice for a privacy guarantee: whether to share, and by which protocol, release and batches."""
 
 from __future__ import annotations
 

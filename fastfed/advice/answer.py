@@ -337,7 +337,7 @@ class Advice:
 
 
 def plain(value: Any) -> Any:
-    """Convert tuples to lists and non-finite floats to None, at every depth."""
+    """Return the value with tuples as lists and non-finite floats as None, at every depth."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -357,7 +357,8 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
     """Return a sentence on how the last stage was simulated, and how accurate it is.
 
-    ``falling`` is True if the regret of local models was extrapolated with a falling slope.
+    ``size`` is the size of the last stage. ``falling`` is True if the regret of local models was
+    extrapolated with a falling slope.
     """
     if size.rounds < horizon:
         method = "extrapolated linearly, which tends to overestimate regret"

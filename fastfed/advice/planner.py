@@ -260,7 +260,7 @@ def _trusts(trust: str | Sequence[str] | None, arms: bool, protects: str) -> lis
 
 
 def _colluders(colluders: int | None, silos: int, trusts: list[str]) -> int | None:
-    """Return the number of colluding silos after checking it."""
+    """Return the number of colluding silos in a secure sum, after checking it against M."""
     if colluders is None:
         return None
     if "secure-sum" not in trusts:
@@ -441,8 +441,8 @@ class _Search:
                 trust, neighbours(self.question, best)
             )
             sieve_variants = [best.with_sieve(m) for m in SIEVES] if self.question.sieves else []
-            # The best batches may depend on the sieve, so try the smallest m' with the next best
-            # candidates too.
+            # The best batches may depend on the sieve, so try the smallest factor m' of the sieve
+            # with the next best candidates too.
             smallest_sieve = SIEVES[-1]
             for other in ranked[1:REFINED_PER_TRUST]:
                 if self.question.sieves:

@@ -48,7 +48,7 @@ BERNOULLI = 0.5
 
 
 def scalable(environment: Environment) -> bool:
-    """Return True if few silos of this environment can represent many."""
+    """Return True if few silos of this environment can represent many (see the comment above)."""
     return isinstance(environment, SCALABLE)
 
 
@@ -79,8 +79,9 @@ def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = F
     Parameters
     ----------
     plan : Plan
+        The plan with all silos.
     node : NoiseStd or None
-        The noise of one node of the plan; None without noise.
+        The noise of one tree node of the plan; None without noise.
     silos : int
         Number of silos to simulate.
     bits : bool
@@ -174,12 +175,14 @@ def release_cost(plan: Plan) -> float:
 #: Number of checkpoints of a run. The final pace of regret, in regret per round, is measured over
 #: the last quarter of the simulated checkpoints.
 CHECKPOINTS = 64
-#: At least max(MIN_SILOS, d) silos represent all: with fewer than d silos, a short batch does not
-#: cover all directions and learning is far too slow. MAX_REPLICATES limits replicates of a stage.
+#: At least max(MIN_SILOS, d) silos are simulated to represent all silos. With fewer than d silos, a
+#: short batch does not cover all directions, and learning is far too slow. MAX_REPLICATES is the
+#: largest number of replicates in a stage.
 MIN_SILOS, MAX_REPLICATES = 4, 32
 #: Fewest systems in a group that is simulated separately to use spare threads.
 MIN_GROUP_SYSTEMS = 4
-#: If this many replicates of all silos fit, they are preferred to more replicates of few silos.
+#: If this number of replicates of all silos fits into the time, all silos are simulated, and not
+#: more replicates of few silos.
 MIN_EXACT_REPLICATES = 4
 #: Factor on the time of a round for systems with local rounds, in which silos learn immediately.
 LOCAL_ROUND_FACTOR = 2.0
@@ -259,15 +262,15 @@ class SuccessiveHalving:
     regrets: dict[str, Regret] = field(default_factory=dict)
 
     def least_silos(self, dimension: int) -> int:
-        """Return the fewest silos that may represent all."""
+        """Return the smallest number of silos that may represent all silos."""
         return min(self.silos, max(MIN_SILOS, dimension))
 
     def learns_since(self, plan: Plan) -> int | None:
         """Return the round after which the pace of regret keeps decreasing; None if it does not.
 
-        If all silos have the same model, the pace decreases from the start. If silos differ, it
-        decreases for local models only. With one shared model it then converges to a positive
-        constant.
+        The pace is the regret per round. If all silos have the same theta*, it decreases from the
+        start. If silos differ, it decreases for local models only. With one shared model it then
+        converges to a positive constant.
         """
         if scalable(self.environment):
             return 0
@@ -328,7 +331,7 @@ class SuccessiveHalving:
         return int(marks[np.searchsorted(marks, min(max(least, MIN_ROUNDS), self.horizon))])
 
     def pass_cost(self, contenders: Sequence[Contender]) -> float:
-        """Return the nominal seconds of one round of one silo, simulated for all contenders."""
+        """Return the nominal seconds in which all contenders are simulated for one agent-round."""
         # Contenders of one kind share an environment, whose contexts are made once.
         dimensions = {contender.kind: contender.plan.dimension for contender in contenders}
         contexts = sum(context_cost(self.actions, d) for d in dimensions.values())

@@ -185,7 +185,10 @@ KAPPA = 8.0
 
 
 def most_variance(plan: Plan) -> float:
-    """Return the largest noise variance of a prefix sum, for noise vectors of variance 1."""
+    """Return the largest noise variance of any prefix sum of a plan.
+
+    The unit is the noise variance of one tree node, or of one step of a matrix factorisation.
+    """
     releases = plan.releases
     if plan.factor is not None:
         return float(plan.factor.variances.max())
@@ -201,7 +204,7 @@ def most_variance(plan: Plan) -> float:
 
 
 def protocol_and_release(protocol: str, release: str) -> str:
-    """Return the name of a protocol and release, without the release if there is no choice."""
+    """Return the name of a protocol and release; the release is left out if there is no choice."""
     no_choice = release == "tree" and (protocol.startswith("shuffle") or protocol == USER_BIT)
     return protocol if no_choice else f"{protocol}, {release}"
 
@@ -326,7 +329,7 @@ def noise_count(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Question:
-    """A problem and the requested guarantee.
+    """What `plan` is asked: a problem, the requested guarantee, and limits on the candidates.
 
     ``protects`` is the unit of the guarantee: "user" (contexts and rewards) or "reward".
     """
@@ -342,7 +345,10 @@ class Question:
     protects: str = "user"
 
     def private(self, protocol: str) -> dict[str, Any]:
-        """Return the keys of a curve that state the guarantee; bits of users have delta 0."""
+        """Return the keys of a curve that state the guarantee.
+
+        If users send bits, delta is 0.
+        """
         keys: dict[str, Any] = {"protocol": protocol, "epsilon": self.epsilon}
         if protocol != USER_BIT:
             keys["delta"] = self.delta

@@ -192,7 +192,7 @@ class Estimate:
 
 
 class FixedEstimate(Estimate):
-    """An estimate for one fixed set of actions, faster than `Estimate` for any actions.
+    """An estimate for one fixed set of actions, which is faster than `Estimate`.
 
     The compiled `FixedModel` updates the scores of these actions in each round. It scores no other
     actions, and does not update `w` and `theta`.

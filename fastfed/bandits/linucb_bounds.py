@@ -224,10 +224,10 @@ _POWERS = {"3.3": 0.6, "F.2": 0.75, "F.4": 0.5}
 
 
 def _balanced_batch_size(rule: str, setting: BoundSetting) -> float:
-    """Return the real number B at which the two terms of a regret bound are equal.
+    """Return the batch size B, a real number, at which the two terms of a regret bound are equal.
 
-    The terms are d B and d^(3/4) sqrt(sigma T). The key ``rule`` of `_BALANCED` says how the total
-    noise sigma depends on B.
+    The terms are d B and d^(3/4) sqrt(sigma T). ``rule`` is a key of `_BALANCED`, whose entry says
+    how the total noise sigma depends on B.
     """
     d, delta = setting.dimension, setting.value("delta")
     noise_exponent, scaled_noise = _BALANCED[rule]

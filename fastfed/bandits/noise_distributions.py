@@ -104,7 +104,7 @@ class NoiseDistribution:
 
     @property
     def none(self) -> bool:
-        """True if there is no noise."""
+        """True if no release has noise."""
         no_node_noise = self.node.parts == (0.0, 0.0, 0.0) and self.remainder is None
         return self.releases == 0 or no_node_noise
 

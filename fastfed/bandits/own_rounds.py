@@ -285,9 +285,10 @@ def public_failure(config: Config) -> float:
 
 
 def with_trusted_silos(protocol: Protocol, share: Share | None) -> Protocol:
-    """Return the protocol, whose privacy model says that users of one silo trust each other.
+    """Return the protocol for a curve with local rounds: its privacy model is changed.
 
-    Local rounds need this trust. Without them (``share`` = None) the protocol is unchanged.
+    The model then says that users of one silo trust each other, as local rounds need. Without local
+    rounds (``share`` = None), return ``protocol`` unchanged.
     """
     return protocol if share is None else keeping_own_rounds(protocol)
 

@@ -270,7 +270,10 @@ class LinUCB(Located):
         )
 
     def _model(self) -> Estimate:
-        """Return the current estimate. With a discount, first recompute it if rows were added."""
+        """Return the current estimate.
+
+        With a discount, the estimate is recomputed first if rows were added since the last call.
+        """
         if self._stale:
             assert self._sums is not None
             self._estimate.refresh(self._sums, self.regularizer)

@@ -30,8 +30,8 @@ REGULARIZERS = ("from-noise", "published-code")
 #: The constant c of the direct radius (see `_direct_radius`), as a share of the bound on ||N||, the
 #: norm of the noise in V. The proof holds for any positive value.
 ANCHOR_SHARE = 0.1
-#: lambda may be lowered once the smallest eigenvalue of V is at least this number times ||N|| + c.
-#: The proof holds for any positive value.
+#: The direct radius may lower the regularizer lambda once the smallest eigenvalue of V is at least
+#: this number times (||N|| + c). The proof holds for any positive value.
 FLOOR = 1.0
 
 

@@ -132,10 +132,11 @@ def _order_without_privacy(setting: BoundSetting, margin: float | None) -> float
 def theorem_3_3(setting: BoundSetting, diversity: float, margin: float) -> float:
     """Return the upper bound of Theorem 3.3 on the regret of `robin`, with probability 1 - beta.
 
-    The bound is max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln
-    T/lambda_0^2, an order up to logarithms, for beta and delta below 1/e and epsilon >= sqrt(d)
-    ln^1.5(T)/M. (The theorem prints this condition with the root over all of d ln^1.5 T. Remark 4.6
-    prints it correctly.)
+    The bound is
+    max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln T/lambda_0^2.
+    It is an order up to logarithms, for beta and delta below 1/e and
+    epsilon >= sqrt(d) ln^1.5(T)/M. (The theorem prints this condition with the root over all of
+    d ln^1.5 T. Remark 4.6 prints it correctly.)
 
     The proof does not give this bound, for two reasons. It uses epsilon/sqrt(P) as the epsilon_0 of
     one release, and so misses a second factor ln(2/delta). It also drops the regret of the initial
@@ -180,9 +181,9 @@ def theorem_c_6(
 def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> Estimation:
     """Return the constants of Proposition C.3 on the error of the models of `robin`.
 
-    The proposition states that the model theta^(p) after phase p of P satisfies ||theta^(p) -
-    theta*|| <= c_2/sqrt(M 2^(p-1)) for all p > U, the number of initial phases, with probability
-    1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
+    Let theta^(p) be the model after phase p of P, and U the number of initial phases. The
+    proposition states that ||theta^(p) - theta*|| <= c_2/sqrt(M 2^(p-1)) holds for all p > U with
+    probability 1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
     epsilon_0 = epsilon/sqrt(6 P ln(2/delta)) and delta_0 = delta/(2 P) of one release,
 
     c_2 = c_1 (80 ln(16 d P/beta) sqrt(6 d ln(16 d M P/beta) ln(1/delta_0))/(sqrt(M) epsilon_0) + 1)

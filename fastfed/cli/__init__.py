@@ -60,10 +60,10 @@ def _check_address_space() -> None:
 
 
 def _check_standard_streams() -> None:
-    """Exit if standard output is closed. If standard error is closed, discard its output.
+    """Exit if standard output is closed; if standard error is closed, discard its output.
 
-    Otherwise a file that is opened later would get the descriptor of the closed stream, and text
-    for the stream would be written into that file.
+    Without this, a file that is opened later would get the descriptor of the closed stream. Text
+    for the stream would then be written into that file.
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -287,7 +287,7 @@ COMMANDS = {
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    """Print the version, if requested, and exit."""
+    """Print the version and exit, if ``wanted``; this is the callback of --version."""
     if wanted:
         import fastfed
 

@@ -31,7 +31,7 @@ PORT = click.IntRange(1, 65535)
 
 
 class Days(click.FloatRange):
-    """Type of an option: a number of days, at most a century. Its error gives an example."""
+    """Type of an option: a number of days, at most a century. Error messages give an example."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the number of days. Raise BadParameter with an example for any other text."""
@@ -204,7 +204,7 @@ def with_hub_options(command: Any) -> Any:
         log_json: bool,
         **others: Any,
     ) -> None:
-        """Check the options, and run the command with the function ``exchange``."""
+        """Check the options, and call the command with the function ``exchange`` in their place."""
         number("every", every, above=0, at_most=86400)
         if (hub is None) == (courier is None):
             raise InputError(
@@ -324,7 +324,10 @@ def say(text: str) -> None:
 
 
 def make_replay(process: Any, source: Path) -> Any:
-    """Return the replay of a source. Raise InputError if one of its rows does not fit the plan."""
+    """Return the replay of past records as decisions; raise InputError for rows that do not fit.
+
+    ``source`` is a TOML file that names a table. All its rows must fit the silo's plan.
+    """
     from fastfed.deployment.data import cases, load_source
     from fastfed.deployment.replay import Replay
 

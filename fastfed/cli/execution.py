@@ -108,7 +108,7 @@ def simulate(
 
 
 def stored_replicates(folder: Path) -> int:
-    """Return the largest number of replicates that a folder stores for any curve."""
+    """Return the number of replicates in an output folder, of the curve that has most."""
     with Store.open_existing(folder) as store:
         return max(Counter(position for position, _ in store.done()).values(), default=0)
 
@@ -192,7 +192,10 @@ def work_text(
 
 @contextmanager
 def failures(folder: Path) -> Iterator[None]:
-    """Convert exceptions of a run in a block to RunFailed or Stopped, each with one sentence."""
+    """Convert exceptions of the `with` block, which simulates, to RunFailed or Stopped.
+
+    The new exception has one sentence as its message.
+    """
     try:
         yield
     except KeyboardInterrupt as error:
@@ -347,8 +350,9 @@ def elapsed_and_left(plan: Sequence[PlannedFigure], figures_done: int, elapsed: 
     """Return a text with the number of finished figures, the elapsed time and the time left."""
     predicted_so_far = sum(p.seconds for p in plan[:figures_done])
     remaining = sum(p.seconds for p in plan[figures_done:])
-    # If the figures took longer than predicted, the extra time was mostly for charts, and is about
-    # the same for each figure. If they took less time, scale the prediction of the others.
+    # If the finished figures took longer than predicted, the extra time was mostly for charts, and
+    # is about the same for each figure. If they took less time, scale the other predictions by the
+    # same factor.
     extra = elapsed - predicted_so_far
     remaining = (
         remaining + extra / figures_done * (len(plan) - figures_done)

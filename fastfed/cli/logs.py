@@ -23,7 +23,10 @@ HEADINGS = (
 
 
 def run_log(experiment: Experiment, folder: Path) -> LogValues:
-    """Train all curves, print their values, and write values.json and certificates.txt."""
+    """Train all curves on a log, print and return the estimated values of their policies.
+
+    The values and the certificates are written to values.json and certificates.txt in ``folder``.
+    """
     total = sum(experiment.agent_rounds([i]) for i in range(len(experiment.curves)))
     with progress(total * len(experiment.replicate_numbers)) as on_progress:
         values = evaluate(experiment, on_progress)
@@ -72,7 +75,7 @@ def run_log(experiment: Experiment, folder: Path) -> LogValues:
 
 
 def _cells(row: LogValue) -> tuple[str, ...]:
-    """Return the cells of a policy's row."""
+    """Return the cells of a policy's row in the printed table."""
     privacy = ""
     if row.certificate is not None:
         texts = privacy_text(row.certificate.to_builtins())

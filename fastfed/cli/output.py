@@ -58,7 +58,8 @@ def print_table(
 
     from fastfed.reporting.text import ruled
 
-    # Columns were chosen for this width; rich would assume 80 on terminals that it does not know.
+    # The caller chose columns that fit this width; rich would assume a width of 80 on terminals
+    # that it does not know.
     console = Console(width=shutil.get_terminal_size().columns, height=25)
     console.print(ruled(headings, rows, right, wrapped=wrapped))
 
@@ -188,7 +189,7 @@ RESUMABLE_TEXT = "finished replicates are stored, and the same command continues
 def stoppable(command: F, note: str = "") -> F:
     """Wrap a command so that Ctrl-C and SIGTERM end it, even inside a function that the user wrote.
 
-    ``note`` is added to the message; it says what is stored.
+    ``note`` is added to the message about the stop; it states what is stored.
     """
 
     @wraps(command)

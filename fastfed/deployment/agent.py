@@ -240,7 +240,7 @@ class PrivateLinUCB:
         self._silo.outcome(id_of(decision), value)
 
     def bit(self, decision: str | Decision, bit: int) -> None:
-        """Store the bit, 0 or 1, that a user's device sends in place of the reward ("user-bit")."""
+        """Store the bit, 0 or 1, that a user's device sends instead of the reward ("user-bit")."""
         self._advance_if_due()
         self._silo.bit(id_of(decision), bit)
 
@@ -281,7 +281,10 @@ class PrivateLinUCB:
             )
 
     def _advance_if_due(self) -> None:
-        """Make the next release if its period is over. If it fails, decisions continue."""
+        """Make the next release if its period is over.
+
+        If the release fails, warn; the agent then continues to decide with its last model.
+        """
         self._check_open()
         releases = self.releases
         if releases == len(self._closes) or self._silo.now() < self._closes[releases]:
@@ -370,7 +373,10 @@ class PrivateLinUCB:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a setting as plain data; raise InputError if JSON cannot hold it."""
+    """Return the value of an agent's setting as plain data; raise InputError if JSON has no such.
+
+    ``key`` is the name of the setting, for the message.
+    """
     value = plain(value)
     if key in ("period", "reward_deadline") and type(value) is not int:
         raise InputError(

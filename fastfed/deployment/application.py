@@ -1,10 +1,10 @@
 """The server of a silo's application: HTTP with JSON on a Unix socket in the silo's folder.
 
-One thread reads requests, computes them, appends their writes to the log and writes answers; a few
-others sync to disk, without Python's lock (`SyncThreads`). While all of these others sync, arriving
-requests are computed, and the next sync stores them together (`Process.sync`). An answer is sent
-when the writes of its request are durable. Connections stay open, and a request may hold many
-decisions or rewards.
+One thread reads requests, computes them, appends their writes to the log and sends answers. A few
+other threads sync the log to disk, without Python's lock (`SyncThreads`). While all sync threads
+are busy, arriving requests are computed, and the next sync stores them together (`Process.sync`).
+An answer is sent when the writes of its request are durable (on disk). Connections stay open, and a
+request may hold many decisions or rewards.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def _checked(path: str, request: object) -> dict[str, Any]:
 
 
 def _call_of(silo: SiloProcess, path: str, body: object) -> Call[Any]:
-    """Return the call of a request whose path is one of `DECISION_PATHS`."""
+    """Return the call of a silo's method that a request with a path of `DECISION_PATHS` needs.
+
+    ``body`` is the request's parsed JSON.
+    """
     party, now = silo.party, silo.now
     keys = _checked(path, body)
     if path == "/decide":
@@ -131,7 +134,7 @@ def calls_of(silo: SiloProcess, path: str, body: object) -> list[Call[Any]]:
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
-    """Convert a decision to plain data."""
+    """Return a decision as plain data, for the answer to a request."""
     plain = {
         "id": decision.id,
         "action": decision.action,
@@ -214,7 +217,7 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request, a JSON object; an empty body is an empty object."""
+    """Return the JSON object in the body of a request; an empty body is an empty object."""
     try:
         # The fast parser refuses what Python's parser accepts, such as NaN. In this case parse the
         # body again with Python's parser: the error then says what is wrong.
@@ -473,7 +476,10 @@ class Application:
             self._blocking.shutdown(wait=False)
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Schedule a function after all that is ready now; call this in the thread that answers."""
+        """Let the event loop call a function after everything that is ready now.
+
+        Call this method only in the thread that answers requests.
+        """
         assert self._loop is not None
         self._loop.call_soon(function)
 
@@ -560,7 +566,7 @@ class Application:
         request.connection.reply(request, failure(error)[0], {"error": _text(error)})
 
     def _deliver(self, done_calls: Sequence[Call[Any]]) -> None:
-        """Answer the requests whose last calls are now done; plan the next sync."""
+        """Answer the requests whose last calls are among ``done_calls``; plan the next sync."""
         encoded: list[Any] = []
 
         def status() -> Any:

@@ -62,7 +62,10 @@ def failure(error: Exception) -> tuple[int, str]:
 
 
 def one_line(text: str, longest: int = 1000) -> str:
-    """Make a text of another machine safe to print: one line without control characters."""
+    """Return a text from another machine as one line that is safe to print.
+
+    Control characters become "?", and text after ``longest`` characters is cut off.
+    """
     return "".join(c if c.isprintable() else "?" for c in text[:longest].strip())
 
 

@@ -99,7 +99,7 @@ def _request(path: str, keys: Mapping[str, Any]) -> bytes:
 
 
 def _list(value: Any) -> Any:
-    """Convert an array or a number of NumPy to plain data, for JSON."""
+    """Return an array or a number of NumPy as plain data, for JSON; raise TypeError for others."""
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not plain data")
@@ -138,12 +138,12 @@ def _offer(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decided(answer: Mapping[str, Any]) -> Decision:
-    """Convert the answer to one request to a decision."""
+    """Return the decision in an answer; ``name`` is empty for plans without a catalogue."""
     return Decision(**{"name": "", **answer})
 
 
 def _all_decided(answers: Sequence[Mapping[str, Any]]) -> list[Decision | InputError]:
-    """Convert the answers to many decisions; an error takes the place of a refused one."""
+    """Return the decision in each answer, or an error for a decision that the silo refused."""
     return [
         InputError(answer["error"]) if "error" in answer else _decided(answer) for answer in answers
     ]
@@ -156,7 +156,9 @@ def _refused(ids: Iterable[str], answers: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _is_final(error: OSError, was_connected: bool, is_new: bool, deadline: float) -> bool:
-    """Return True if a call is not tried again: it took too long, or there never was a silo.
+    """Return True if a failed call must not be tried again.
+
+    This is so if the call has taken too long, or if the client has never reached the silo.
 
     Parameters
     ----------
@@ -333,7 +335,8 @@ class Client:
                 if _is_final(error, self._was_connected, is_new, deadline):
                     raise _unreachable(self._path, error) from None
             if is_new:
-                # An old connection may have ended long ago: try a new one at once.
+                # An idle connection may have ended long ago, so a failed one says nothing about the
+                # silo: try a new connection at once, and pause only after a new one has failed.
                 time.sleep(PAUSE)
 
     def _exchange(self, connection: socket.socket | None, request: bytes) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Hub and silos of a plan with the key ``clock``: silos report on their own clocks.
+"""Hub and silos of a plan with the key ``clock``: silos report at different times.
 
 The clocks (docs/clocks.md) define *moments* 1, 2, ..., V, the closes of the plan's calendar. At
-each moment, one or more silos close a leaf. Leaves and reports of a silo are numbered by the silo's
-own closes. At each moment there is an *exchange*: the hub collects the reports that have arrived,
-and broadcasts *view* v, the sum of the latest reports of all silos. Exchanges and views are
-numbered by the moments.
+each moment, one or more silos close a leaf (the sums of the records since the silo's last report).
+Each silo numbers its leaves and reports 1, 2, ... At moment v there is *exchange* v: the hub
+collects the reports that have arrived, and broadcasts *view* v, the sum of the latest reports of
+all silos.
 
 Nobody waits for a silo that is late. The hub collects the reports of one moment until all have
 arrived, until the grace period is over, or until a silo has reported at a later moment. A late
@@ -35,7 +35,7 @@ from fastfed.protocols.plan import ClockedPlan
 
 
 def clocks_of(deployed: DeployedPlan) -> Any:
-    """Return the clocks of a plan's silos."""
+    """Return the clocks of the silos of a plan with the key ``clock``: who reports when."""
     return cast(ClockedPlan, deployed.plan).clocks
 
 
@@ -71,7 +71,7 @@ class ClockedSilo(SiloParty):
         return self.leaves if self.released == self.deployed.exchanges else leaf
 
     def _use_broadcast(self, model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
-        """Let a model use a view that contains a new report of this silo."""
+        """Let a model use the values (s,) of a view, if it contains a new report of this silo."""
         if any(entry.silo == self.index for entry in body.entries):
             adopt_broadcast(model, values, release, body)
 
@@ -229,7 +229,7 @@ class ClockedHub(Hub):
         return Step((Write("set", str(release), self.signed(release, Opened(tuple(entries)))),))
 
     def _is_collected(self, view: int, now: float) -> bool:
-        """Return True once the hub waits for no further report of a moment."""
+        """Return True once the hub waits for no further report of a view's moment."""
         calendar = self.deployed.document.calendar
         if now < calendar.closes[view - 1]:
             return False
@@ -244,7 +244,10 @@ class ClockedHub(Hub):
         )
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Compute a view (s,): the sum of every silo's latest report, in the order of silos."""
+        """Return the values (s,) of a view: the sum of every silo's latest report.
+
+        Reports are added in the order of silos, so that rounding errors are always the same.
+        """
         capped = [
             self._cap_report(values, number, silo)
             for silo, (number, values) in self._reports_in(release).items()

@@ -521,7 +521,10 @@ class _Reader:
         return self._index_of(self._source.columns.get(name, name), name)
 
     def _index_of(self, column: str, name: str = "") -> int:
-        """Return the index of a column of the table; ``name`` is its name in the plan, if any."""
+        """Return the index of a column of the table; raise InputError if there is none.
+
+        ``name`` is the column's name in the plan, if the plan has the column.
+        """
         if column in self._duplicates:
             raise InputError(f'the table has two columns "{column}"; leave one out')
         if column not in self._index:
@@ -648,7 +651,10 @@ class _Reader:
                 )
 
     def _cell_or_none(self, column: str, cell: Any, codes: Collection[str] = ()) -> Any:
-        """Return a cell; None if it means a missing value, which no cell in ``codes`` does."""
+        """Return a cell; None if it means a missing value.
+
+        A cell that is one of ``codes`` is a value, even if it looks like "NA".
+        """
         if isinstance(cell, _Undecodable):
             raise InputError(f'column "{column}" must be text in UTF-8, got something else')
         text = cell.strip() if isinstance(cell, str) else str(cell)
@@ -693,7 +699,7 @@ class _Reader:
             return value
 
     def _moment(self, column: str | None, cell: Any) -> float | None:
-        """Convert a cell with a time to seconds since 1970; None if there is no such time."""
+        """Return a cell with a time as seconds since 1970; None without column or value."""
         if column is None or (cell is None and column == self._source.known):
             return None
         moment = seconds(cell, self._source.time_format)

@@ -1,19 +1,19 @@
 """Parties of plans with experts: a decision chooses one expert and learns the losses of all.
 
 In `fed-dp-ope-stoch`, a release is the end of a phase. The losses of a phase are split into binary
-*trees* (experts/frank_wolfe.py). Silos send the mean losses of each tree, and the hub computes all
-steps of the phase and releases the experts' weights. Losses are linear in the weights x, so a
-tree's mean losses, which are their gradient, do not depend on x. Only the hub adds noise, which is
-independent for each leaf of a tree.
+*trees* (experts/frank_wolfe.py). Silos send the mean losses of each tree. The hub then computes all
+Frank-Wolfe steps of the phase, and releases the experts' weights x. The loss of x is linear in x,
+so its gradient, a tree's mean losses, does not depend on x. Only the hub adds noise, which is
+independent for each leaf (step) of a tree.
 
 In `fed-svt`, a release is an exchange. Silos send the sums of the losses since the previous
 exchange, and the hub keeps the expert or switches to a different one.
 
 Everything else is as in `SiloParty` and `Hub`. A decision is one round of its silo. In
-`fed-dp-ope-stoch`, the n-th decision of a period (of those that are learned from) has place n among
-the losses of the phase, whatever its loss is and whenever it arrives. In `fed-svt`, a loss enters
-the sum of the period of its decision, or no sum. If a loss is replaced, all later queries then
-change by the same amount, as the account of sparse switching requires.
+`fed-dp-ope-stoch`, only decisions that the silo learns from have a place among the losses of their
+phase. The n-th such decision has place n, whatever its losses are and whenever they arrive. In
+`fed-svt`, a loss enters the sum of the period of its decision, or no sum. So if a loss is replaced,
+all later queries change by the same amount, as the account of sparse switching requires.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def first_expert(digest: bytes, experts: int) -> int:
 
 
 def tree_numbers(plan: FrankWolfePlan) -> int:
-    """Return the count of numbers in a report: d times the largest number of trees of a phase."""
+    """Return the length of a report: d numbers for each tree, for the phase with most trees."""
     return plan.experts * max(phase.trees for phase in plan.phases)
 
 
@@ -125,7 +125,7 @@ def check_experts(plan: Experts) -> Experts:
         'other noise than "central"': plan.protocol not in (CENTRAL_SCORES, SPARSE_SWITCHING),
         "losses that are not linear": not plan.linear,
         "no exchange of losses": not plan.exchanges,
-        # A silo scales losses to [0, 1], and adds them up without clipping them again.
+        # A silo scales losses to [0, 1], and adds them up without clipping to the plan's bounds.
         "losses beyond [0, 1]": (
             isinstance(plan, FrankWolfePlan) and plan.bounds[:2] != (0.0, 1.0)
         ),
@@ -158,15 +158,15 @@ class PlacedDecision(Decided, frozen=True, array_like=True):
     Parameters
     ----------
     place : int, optional
-        -1 if the decision has no place, since it is not learned from. None in logs of earlier
-        versions, which did not store places.
+        The number of the loss in its period, from 0; -1 if the silo does not learn from the
+        decision. None in logs of earlier versions of fastfed, which did not store places.
     """
 
     place: int | None = None
 
 
 class EndedWithLosses(Ended, frozen=True, array_like=True):
-    """The stored end of a decision, with the losses (d,) of all experts in [0, 1]."""
+    """The stored end of a decision; ``losses`` are the encoded losses (d,) of all experts."""
 
     losses: bytes = b""
 
@@ -196,7 +196,7 @@ class Weights:
         Raises
         ------
         Refused
-            If the values are not nonnegative numbers with sum 1, followed by zeros.
+            If the values are not d nonnegative numbers with sum 1, followed by zeros.
         """
         weights = values[: self._experts]
         padding = values[self._experts :]
@@ -205,23 +205,29 @@ class Weights:
         self.theta, self.release = weights.copy(), release
 
     def drawn(self, uniform: float) -> int:
-        """Draw an expert with its weight as probability, given a uniform number in [0, 1)."""
+        """Return the index of a random expert, drawn with probabilities equal to the weights.
+
+        ``uniform`` is a uniform random number in [0, 1).
+        """
         cumulative = np.cumsum(self.theta)
         return int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
 
 
 class LossRange:
-    """The `Limits` of messages with mean losses and weights: at most 1, up to rounding errors."""
+    """The largest mean losses in a report and weights in a broadcast, as `Limits`: 1.
+
+    A little more is accepted because of rounding errors.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def report(self, release: int) -> np.ndarray:
-        """Return the largest mean losses in a silo's report, one for each number."""
+        """Return the largest values that a silo's report may have, one for each of its numbers."""
         return np.full(self._size, 1.0 + _SLACK)
 
     def broadcast(self, release: int) -> np.ndarray:
-        """Return the largest weights in a broadcast, one for each number."""
+        """Return the largest values that a broadcast may have, one for each of its numbers."""
         return np.full(self._size, 1.0 + _SLACK)
 
 
@@ -324,11 +330,14 @@ class ExpertSilo(SiloParty):
         return self._decided(stored, id, earlier_count, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
-        """Return the name of an expert."""
+        """Return the name of the expert with index ``action``."""
         return self.deployed.document.schema.columns[action].name
 
     def _may_be_learned(self, now: float) -> bool:
-        """Return True if a decision made now may be learned from: its phase has a free place."""
+        """Return True if the silo may learn from a decision made now.
+
+        The current period must be open and must have a free place for one more loss.
+        """
         calendar = self.deployed.document.calendar
         period = calendar.period(now)
         if (
@@ -341,21 +350,21 @@ class ExpertSilo(SiloParty):
         return self._learning_by_period.get(period, 0) < self._room(period)
 
     def _room(self, period: int) -> int:
-        """Return the number of decisions of a period that may be learned from: its places."""
+        """Return the number of places of a period: decisions that the silo may learn from."""
         return len(of_trees(self.deployed).phases[period - 1].samples)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
         """Record the losses of all experts at one decision.
 
-        They enter the decision's place in its phase, unless its period is over or the deadline has
-        passed. Recording the same losses again changes nothing.
+        The losses enter the decision's place among the losses of its period, unless this period is
+        over or the reward deadline has passed. Recording the same losses again changes nothing.
 
         Parameters
         ----------
         name : str
             The id of the decision.
         losses : list of float, length d
-            In the units of the plan's columns; clipped to their ranges.
+            The loss of each expert, in the units of the plan's columns; clipped to their ranges.
         now : float
             Seconds since 1970.
 
@@ -399,7 +408,7 @@ class ExpertSilo(SiloParty):
     # ---- state and reports -----------------------------------------------------------------------
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write about a decision, its end or a person to the state."""
+        """Update this object by a stored entry about a decision, its end, or a person."""
         super()._fold_record_write(write)
         if write.kind == "ended":
             self._old_places.pop(write.key, None)
@@ -407,15 +416,16 @@ class ExpertSilo(SiloParty):
             period = self.deployed.document.calendar.period(decided.time)
             place = self._learning_by_period.get(period, 0)
             self._learning_by_period[period] = place + 1
-            # Earlier versions did not store places, which follow from the order of decisions.
+            # Earlier versions of fastfed did not store places: compute the place from the order of
+            # decisions.
             if decided.place is None:
                 self._old_places[write.key] = place
 
     def _fold_record(self, name: str, ended: Any) -> None:
-        """Add the losses of a decision to the sums of its tree.
+        """Add the losses of a decision to the sums of the tree that its place belongs to.
 
-        With the noise of a deployment, losses are rounded to fixed point, so that their sums are
-        exact in any order.
+        ``name`` is the id of the decision, ``ended`` its stored end. With the noise of a
+        deployment, losses are rounded to fixed point, so that their sums are exact in any order.
         """
         place = self._decision(name).place
         tree = self._tree(ended.leaf, self._old_places[name] if place is None else place)
@@ -428,11 +438,12 @@ class ExpertSilo(SiloParty):
     def _tree(self, period: int, place: int) -> int:
         """Return the tree (from 1) in whose mean the loss at a place is counted; 0 for none.
 
-        A random order of the places, independent of the losses, assigns them to trees.
+        A random order of the places, independent of the losses, assigns places to trees.
 
         Parameters
         ----------
         period : int
+            The period (phase) of the decision, from 1.
         place : int
             The place of a decision among the losses of the period, from 0.
         """
@@ -440,7 +451,8 @@ class ExpertSilo(SiloParty):
             phase = of_trees(self.deployed).phases[period - 1]
             order = self._noise.sample(self.index, phase.number, len(phase.samples))
             trees = np.zeros(len(order), dtype=np.int8)
-            # A tree uses the mean of the losses of its first leaf, which has depth 0.
+            # Losses are linear, so one gradient serves all leaves of a tree. It is the mean of the
+            # losses of the tree's first leaf, which has depth 0.
             for leaf in phase.leaves:
                 if leaf.depth == 0:
                     trees[order[leaf.start : leaf.stop]] = leaf.tree
@@ -448,12 +460,12 @@ class ExpertSilo(SiloParty):
         return int(self._tree_cache[1][place])
 
     def _unit(self, period: int) -> float:
-        """Return the unit to which the losses of a period are rounded."""
+        """Return the fixed-point unit (a power of two) to which a period's losses are rounded."""
         plan = of_trees(self.deployed)
         return plan.unit(plan.phases[period - 1])
 
     def report(self, release: int) -> bytes:
-        """Return the report of a phase: the mean losses of each of its trees.
+        """Return the bytes of the signed report of a phase: the d mean losses of each of its trees.
 
         The same losses give the same bytes.
         """
@@ -462,7 +474,7 @@ class ExpertSilo(SiloParty):
 
 
 class ExpertHub(Hub):
-    """Run the hub of `fed-dp-ope-stoch`, which does all steps of a phase when it ends.
+    """Run the hub of `fed-dp-ope-stoch`, which does all steps of a phase at the phase's end.
 
     Notes
     -----
@@ -475,7 +487,7 @@ class ExpertHub(Hub):
         return LossRange(self.wire.size)
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:
-        """Create the object that chooses experts with noise, and the weights at the start."""
+        """Create the object that chooses experts with noise; set the weights before phase 1."""
         # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
         self._checks_records, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
@@ -490,7 +502,7 @@ class ExpertHub(Hub):
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
-        # The values after those of the phase's trees are padding.
+        # A phase with fewer trees than others has a report that ends with zeros.
         if (values < 0.0).any() or values[count:].any():
             raise Refused(f"{label} must be mean losses in [0, 1]")
         if self._check_units and not np.array_equal(values, exact.quantise(values, unit)):
@@ -518,7 +530,7 @@ class ExpertHub(Hub):
         hidden_digest, x, server = digest(packed(means)), self._x, self._server
         for number, leaf in enumerate(phase.leaves, phase.offset + 1):
             total = np.zeros(plan.experts)
-            # Add up in the order of silos, so that rounding errors are always the same.
+            # Add up the silos' losses in a fixed order, so that rounding errors are the same.
             for mean_losses in means[:, leaf.tree - 1]:
                 total += mean_losses
             self._sealing.set_hidden_sums(number, hidden_digest)
@@ -546,14 +558,14 @@ def _expert_at_start(deployed: DeployedPlan) -> int:
 
 
 class SumRange(LossRange):
-    """The `Limits` of messages with sums of losses and weights."""
+    """The largest sums of losses in a report and weights in a broadcast, as `Limits`."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.dimension)
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Return the largest sums in a silo's report: a loss of 1 in each round of the exchange."""
+        """Return the largest sums (d,) in a report: a loss of 1 in each round of the exchange."""
         return float(self._plan.batch_of(release)) * super().broadcast(release)
 
 
@@ -571,21 +583,22 @@ class SparseSilo(ExpertSilo):
         return SumRange(self.plan)
 
     def _room(self, period: int) -> int:
-        """Return how many decisions of a period may be learned from: one for each round."""
+        """Return how many decisions of a period the silo may learn from: one for each round."""
         return self.plan.batch_of(period)
 
     def _tree(self, period: int, place: int) -> int:
-        """Return 1: all losses of a period are in one sum."""
+        """Return 1, as if there were one tree: `fed-svt` adds up all losses of a period."""
         return 1
 
     def _unit(self, period: int) -> float:
-        """Return the unit to which losses are rounded."""
+        """Return the fixed-point unit to which losses are rounded, so that sums are exact."""
         return exact.quantum(self.plan.silos * self.plan.horizon)
 
     def report(self, release: int) -> bytes:
-        """Return the report of an exchange: each expert's sum of losses since the last exchange.
+        """Return the bytes of the signed report of an exchange.
 
-        The same losses give the same bytes.
+        It holds each expert's sum of losses since the last exchange. The same losses give the same
+        bytes.
         """
         return self.encrypt_report(release, self._leaf_sums[release - 1])
 
@@ -593,8 +606,8 @@ class SparseSilo(ExpertSilo):
 class SparseHub(ExpertHub):
     """Run the hub of `fed-svt`, which keeps or switches the expert that all silos choose.
 
-    Sealed noise is computed from the hub's secret and all sums so far. The noise of the first
-    threshold is the exception: it is drawn before there are sums.
+    The hub's noise is sealed: it is computed from the hub's secret and all sums so far. The noise
+    of the first threshold is computed from the secret only, before there are sums.
 
     Notes
     -----
@@ -605,10 +618,13 @@ class SparseHub(ExpertHub):
         return SumRange(self.plan)
 
     def _make_server(self, noise: NoiseSource | None) -> SparseVector:
-        """Create the object that decides on switches, with the first expert."""
+        """Create the object that decides, with noise, when to switch to which expert.
+
+        It starts with the expert that all silos choose before the first exchange.
+        """
         self._checks_records, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
-        # A digest of all sums so far.
+        # A digest of all sums so far, from which noise is computed: no sums yet.
         self._history = digest(b"")
         self._sealing.set_hidden_sums(1, self._history)
         decider = plan.decider(self._sealing.source if noise is None else noise)
@@ -645,8 +661,8 @@ class SparseHub(ExpertHub):
         server = self._server
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
-        # The noise of this exchange's query and choice depends on the sums so far. So does the
-        # noise of the threshold after the next switch, which has the number `switches` + 2.
+        # Compute the noise of this exchange's query and choice from the sums so far. Do the same
+        # for the noisy threshold that is drawn if this exchange switches: number `switches` + 2.
         self._sealing.set_hidden_sums(release, self._history)
         self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)

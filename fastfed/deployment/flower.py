@@ -142,7 +142,7 @@ class Mail:
 
 @dataclass
 class Node:
-    """One of Flower's nodes: the party that it serves, and the messages to it.
+    """One of Flower's nodes: the party that the node serves, and the messages to the node.
 
     Parameters
     ----------

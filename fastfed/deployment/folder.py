@@ -353,7 +353,7 @@ def in_use(folder: str | Path) -> bool | None:
 
 
 def _party_in(folder: Path) -> tuple[str, DeployedPlan, bytes]:
-    """Return the name of a folder's party, its plan and its secret."""
+    """Return (name of the party, plan, secret) of a party's folder."""
     inside = sorted(plan.parent.name for plan in folder.glob(f"*/{PLAN}"))
     hint = f" (folders of parties in it: {', '.join(inside[:6])})" if inside else ""
     if inside and not (folder / SECRET).exists():
@@ -511,9 +511,10 @@ def extended(
 
 
 def _earlier_tables(earlier: DeployedPlan, new_tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Rebuild the tables of an earlier plan's spec, except ``system`` and ``calendar``.
+    """Return the tables of an earlier plan's spec, except ``system`` and ``calendar``.
 
-    ``new_tables`` are the tables of the new spec.
+    They are computed from the plan. Keys that the tables of the new spec, ``new_tables``, make
+    invalid are left out.
     """
     document = earlier.document
     federation = {"name": document.name, "least": document.least, "explore": document.explore}
@@ -608,8 +609,8 @@ def check_room(
     if limits is None:
         raise InputError(f'no ceiling is set for dataset "{dataset}": give --epsilon and --delta')
     epsilon, delta = limits
-    # Charges of this plan's releases are parts of the whole plan's charge, so they are left out.
-    # Second charges of this plan, after records were lost, are counted in addition.
+    # Leave out charges of this plan's releases, which are parts of the whole plan's charge. Count
+    # the second charges of this plan, which follow a loss of reports, in addition.
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
     charges.append(charge_of(plan.executed, plan.digest, dataset, -1))

@@ -5,8 +5,8 @@ These are the reports of all silos or, after the grace period, the reports that 
 hub then broadcasts the sum of the set.
 
 The hub's state is computed from a log, a chain of hashed entries, by applying all entries in order.
-A set is written to the log before its sum is computed, so a hub that is killed in between computes
-the same sum after a restart. Reading the log recomputes every sum.
+The hub writes a set to the log before it computes the set's sum. So a hub that is killed in between
+computes the same sum after a restart. A hub that reads its log recomputes every sum.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class Hub(Speaker):
         self.contacts: dict[str, float] = {}
 
     def _make_server(self, noise: NoiseSource | None) -> Any:
-        """Create the object that computes a release from a set of reports."""
+        """Create the object that computes a release (noisy sums) from a set of silos' reports.
+
+        ``noise`` is the source of the hub's noise under a central protocol; None for sealed noise.
+        """
         if self.plan.secure is not None:
             return Decoder(self.plan.secure)
         return Server(self.plan, self._sealing.source if noise is None else noise)
@@ -176,7 +179,7 @@ class Hub(Speaker):
         return self._store_leave(silo, data)
 
     def _silo(self, envelope: Envelope) -> int:
-        """Return the index of the silo that sent a message."""
+        """Return the index of the silo that sent a message; raise Refused for another party."""
         if envelope.sender not in self.deployed.silos:
             raise Refused(f"a {envelope.kind} must come from a silo, got one of {envelope.sender}")
         return self.deployed.index(envelope.sender)
@@ -232,10 +235,11 @@ class Hub(Speaker):
         clocks: tuple[float, float] = (0.0, 0.0),
         after: int | None = None,
     ) -> Message:
-        """Return a receipt for a silo: which of its reports the hub has, and why it takes no more.
+        """Return a receipt for a silo: which of the silo's reports the hub has.
 
-        It lists no report that is in a release which both hub and silo have: nobody needs such a
-        report again.
+        If the hub takes no more reports of the silo, the receipt also states why. The receipt does
+        not list a report that is in a release which both hub and silo have, since nobody needs such
+        a report again.
 
         Parameters
         ----------
@@ -291,9 +295,10 @@ class Hub(Speaker):
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
 
     def _store_seen(self, silo: int, envelope: Envelope, data: bytes) -> Step:
-        """Store a silo's `Seen`: its signed statement, to the other silos, of what it has sent.
+        """Check and store a silo's `Seen`, which the hub passes on to the other silos.
 
-        It holds the digests of the silo's report and of the last broadcast that the silo has.
+        A `Seen` is signed by the silo, and holds the digests of the silo's report and of the last
+        broadcast that the silo has.
         """
         release, label = (
             envelope.release,
@@ -317,31 +322,44 @@ class Hub(Speaker):
         return self.plan.releases
 
     def _may_have_seen(self, body: wire.Seen, release: int) -> bool:
-        """Return True if a silo may have the broadcast that its `Seen` of a release states."""
+        """Return True if the broadcast that a `Seen` names precedes the release of the `Seen`."""
         return 0 <= body.last < release
 
     def _last_report_in(self, release: int, silo: int) -> int:
-        """Return the number of a silo's last report that a broadcast may contain: ``release``."""
+        """Return the number of a silo's last report that the broadcast of a release may contain.
+
+        Here report k is in release k; in plans with clocks the numbers differ.
+        """
         return release
 
     def _report_number(self, release: int, entry: wire.Entry) -> int:
-        """Return the number of the report that an entry of a set names: ``release``."""
+        """Return the number of the report that an entry of a release's set stands for.
+
+        Here report k is in release k; in plans with clocks the numbers differ.
+        """
         return release
 
     def _has_reported(self, release: int, silo: int) -> bool:
-        """Return True if the hub has a silo's report of a release and the matching `Seen`."""
+        """Return True if the hub has a silo's report of a release and a `Seen` with its digest."""
         report = self.reports.get((release, silo))
         return report is not None and self._is_complete(release, silo, digest(report))
 
     def _is_complete(self, release: int, silo: int, report_digest: bytes) -> bool:
-        """Return True if the hub has the report with this digest and the matching `Seen`."""
+        """Return True if the hub has a silo's report with this digest, and a `Seen` that names it.
+
+        Only such a report can be in a broadcast, since silos check the digests.
+        """
         seen_data = self.seen.get((release, silo))
         if seen_data is None or digest(self.reports.get((release, silo), b"")) != report_digest:
             return False
         return self.wire.body(self.wire.read(seen_data), wire.Seen).report == report_digest
 
     def _news_message(self, silo: str, release: int, broadcast: bytes) -> Message:
-        """Return a broadcast message to one silo, with the `Seen` of every silo in the set."""
+        """Return a message that holds a broadcast for one silo.
+
+        The message also holds the `Seen` of every silo whose report is in the broadcast. By these
+        the receiver can check that all silos got the same broadcasts.
+        """
         seen_messages = tuple(
             self.seen.get((self._report_number(release, entry), entry.silo), b"")
             for entry in self.sets[release].entries
@@ -368,10 +386,11 @@ class Hub(Speaker):
         return values
 
     def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
-        """Store a silo's session of a release. If all silos have sent theirs, answer with the list.
+        """Store a silo's session of a release: 32 bytes on which the masks of reports depend.
 
-        Only the first session that a silo sends for a release counts; a different one is reported
-        as a problem while the list is not complete.
+        If all silos have sent a session, answer with the list of all sessions. Only the first
+        session that a silo sends for a release counts. A different one is reported as a problem
+        while the list is not complete.
         """
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
@@ -400,7 +419,10 @@ class Hub(Speaker):
         return Step((Write("leave", str(silo), data),), (receipt,))
 
     def _store_answer(self, envelope: Envelope, data: bytes) -> Step:
-        """Check and store the helper's answer: the sum of its shares of a set."""
+        """Check and store the helper's answer: the sum of its shares of the reports in a set.
+
+        With a helper, each report is split into two shares, one for the hub and one for the helper.
+        """
         release = envelope.release
         previous, opened_set = self.answers.get(release), self.sets.get(release)
         if previous is not None:
@@ -481,7 +503,10 @@ class Hub(Speaker):
         return Step((*self._misfit_alarm(release), Write("broadcast", str(release), data)), sends)
 
     def _why_sum_impossible(self, release: int) -> str:
-        """Return why the total of a secure sum cannot come from honest silos; empty if it can."""
+        """Return why a secure sum's total cannot come from honest silos; an empty text if it can.
+
+        The sum of the release must be finite and in the range that the plan's clipping allows.
+        """
         if not self.deployed.words:
             return ""
         body = self.wire.body(self.wire.read(self._broadcast(release)), Broadcast)
@@ -496,7 +521,11 @@ class Hub(Speaker):
         return ""
 
     def _misfit_alarm(self, release: int) -> tuple[Write, ...]:
-        """Return an alarm about the silo that fits the others least, if its score is too high."""
+        """Return a log entry with an alarm about a silo whose reports do not fit the others'.
+
+        Only the silo with the largest score is named, if this score is above the threshold of
+        honest silos. Otherwise return an empty tuple.
+        """
         if self._detector is None or (fit := self._detector.worst(self._fits(release))) is None:
             return ()
         text = (
@@ -507,7 +536,10 @@ class Hub(Speaker):
         return (Write("alarm", text, text.encode()),)
 
     def _fits(self, release: int) -> list[Fit]:
-        """Return how well each silo's reports fit the other silos' reports; cached."""
+        """Return how well each silo's reports up to a release fit the other silos' reports; cached.
+
+        The list is empty at release 0, and if the hub cannot see single reports.
+        """
         if self._detector is None or not release:
             return []
         if release not in self._fits_cache:
@@ -515,25 +547,29 @@ class Hub(Speaker):
         return self._fits_cache[release]
 
     def _computed_fits(self, detector: Alarm, release: int) -> list[Fit]:
-        """Return how well each silo's reports fit; `_fits` caches the result."""
+        """Return how well each silo's reports fit the other silos'; `_fits` caches the result."""
         return list(detector.fits(release, self._reports_by_release(release)))
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
         """Return the values of the reports that make up the sums of a release, before capping.
 
-        The result maps release -> silo -> values (s,). With a tree, a prefix sum has reports of
-        several releases.
+        The result maps release -> silo -> values (s,). With a tree, each report is one node, so a
+        prefix sum adds up reports of several releases.
         """
         reports: dict[int, dict[int, np.ndarray]] = {}
-        for k in nodes_of(self.plan, release):
-            reports[k] = {}
-            for entry in self.sets[k].entries:
-                envelope = self.wire.read(self.reports[k, entry.silo])
-                reports[k][entry.silo] = self._decrypt_report(envelope, "a report")
+        for node in nodes_of(self.plan, release):
+            reports[node] = {}
+            for entry in self.sets[node].entries:
+                envelope = self.wire.read(self.reports[node, entry.silo])
+                reports[node][entry.silo] = self._decrypt_report(envelope, "a report")
         return reports
 
     def _reopen_lost_set(self, release: int) -> Step:
-        """Open again a set that the restored log lacks, once the hub has all of its reports."""
+        """Open again a set of reports that the restored log lacks, once all its reports are here.
+
+        The set is known from a broadcast that a silo returned, or from the helper's answer. Until
+        all reports of the set have arrived, return an empty step.
+        """
         entries = self._lost_sets.get(release, ())
         if release in self._lost_broadcasts:
             entries = self.wire.body(
@@ -549,9 +585,9 @@ class Hub(Speaker):
         """Return True once every silo has sent a `Join` since the restart, or had time to.
 
         Only then does the hub open a set: a silo may have a broadcast that this hub's restored log
-        lacks. The time starts with the first `Join`, since before that the hub may have no network.
-        A silo that claims to have such a broadcast but does not send it delays the hub only until
-        the time is over.
+        lacks. The waiting time starts with the first `Join`, since before that the hub may have no
+        network. A silo that claims to have such a broadcast but does not send it delays the hub
+        only until the waiting time is over.
         """
         active = {i for i in range(self.plan.silos) if i not in self.left_silos}
         wait_seconds = max(JOIN_SECONDS, self.deployed.document.calendar.grace)
@@ -566,9 +602,10 @@ class Hub(Speaker):
         )
 
     def _open_next_set(self, release: int, now: float) -> Step:
-        """Open the set of a release when all silos have reported or the grace period is over.
+        """Open the set of a release: fix which silos' reports are added up.
 
-        End the plan if too many silos have left.
+        This is done when all silos have reported, or when the grace period is over and enough silos
+        have. Before that, return an empty step. End the plan if too many silos have left.
         """
         if not self._silos_could_join(now):
             return Step()
@@ -581,7 +618,8 @@ class Hub(Speaker):
         reporting = [
             i for i in active if (release, i) in self.reports and (release, i) in self.seen
         ]
-        # Signatures are checked by `_has_reported`, which is too slow to call after each message.
+        # `_has_reported` also checks signatures, which is too slow to do after each message. So
+        # this quick comparison comes first.
         if reporting != active and not grace_is_over:
             return Step()
         members = [i for i in reporting if self._has_reported(release, i)]
@@ -595,11 +633,11 @@ class Hub(Speaker):
         return any(k > release for k in (*self._lost_broadcasts, *self._lost_sets))
 
     def _requests_to_helper(self) -> tuple[Message, ...]:
-        """Return the message that the helper must answer now; none if there is nothing to answer.
+        """Return a tuple with the message that the helper must answer now, or an empty tuple.
 
-        It asks the helper to add up its shares of the open set, and passes on the shares, which
-        silos have encrypted to the helper. If the restored log lacks the set that the helper has
-        answered, the message holds an empty set: the helper then repeats its answer.
+        The message asks the helper to add up its shares of the open set, and holds these shares,
+        which silos have encrypted to the helper. If the restored log lacks the set that the helper
+        has answered, the message holds an empty set: the helper then repeats its answer.
         """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         if helper is None or release > self.plan.releases or release in self.answers:
@@ -618,7 +656,10 @@ class Hub(Speaker):
         return (Message(helper.name, self.signed(release, body)),)
 
     def _broadcast(self, release: int) -> bytes:
-        """Return the signed broadcast of a release from the log's entries only; cached."""
+        """Return the bytes of the signed broadcast of a release; cached.
+
+        They are computed from entries of the log only, so a restarted hub computes the same bytes.
+        """
         if release not in self._broadcast_cache:
             opened_set = self.sets[release]
             previous_digest = digest(self.broadcasts[release - 1]) if release > 1 else b""
@@ -629,15 +670,15 @@ class Hub(Speaker):
         return self._broadcast_cache[release]
 
     def _body(self, release: int, body: Broadcast) -> Broadcast:
-        """Return the body of a broadcast, with the fields that this kind of plan adds: none."""
+        """Return the body of a broadcast, unchanged; `ClockedHub` adds the fields of a view."""
         return body
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Return the released statistics (s,) from the reports of a set.
 
-        A secure sum adds up encoded reports modulo 2^64. Otherwise reports are sums in float64,
-        which are scaled down to the plan's cap if it has one. Under a central protocol, the hub
-        adds noise to their total.
+        With a secure sum, encoded reports are added up modulo 2^64. Otherwise reports are sums in
+        float64. If the plan has a cap, each report is first scaled down to the cap. Under a central
+        protocol, the hub adds noise to the total of the reports.
         """
         values = []
         for entry in opened_set.entries:
@@ -661,9 +702,10 @@ class Hub(Speaker):
         return self._server.combine(reports, silos).values
 
     def _total(self, release: int, encoded_reports: list[np.ndarray]) -> np.ndarray:
-        """Add up encoded reports (s,) modulo 2^64, and the helper's total if there is a helper.
+        """Return the sum (s,) of a release's encoded reports, and of the helper's total if any.
 
-        In this sum, pairwise masks cancel, and so do the random parts of a report's two shares.
+        Numbers are added modulo 2^64. In this sum, pairwise masks cancel, and so do the random
+        parts of a report's two shares.
         """
         total = np.zeros(self.plan.statistic_size, dtype=np.uint64)
         if self.deployed.shared:
@@ -674,7 +716,11 @@ class Hub(Speaker):
         return total
 
     def _cap_report(self, values: np.ndarray, release: int, silo: int) -> np.ndarray:
-        """Scale a report down to the plan's cap, if it has one; record releases that are scaled."""
+        """Return a report's values (s,), scaled down to the plan's cap on one silo's influence.
+
+        Without a cap, return the values unchanged. A release in which a report is scaled down is
+        recorded in `capped`.
+        """
         if self._cap is None:
             return values
         within_cap, scaled = self._cap.cap_report(values, release, silo)
@@ -683,24 +729,27 @@ class Hub(Speaker):
         return within_cap
 
     def _hidden_sums(self, release: int) -> dict[int, bytes]:
-        """Return the encoded sums that the hub's noise hides in a release, by node of the tree."""
+        """Return node of the tree -> encoded sums that the hub's noise at this node hides.
+
+        The nodes are those whose noise is drawn for this release.
+        """
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
-        # Silos send the sums of a node, so the noise hides the total of these reports.
+        # Each silo sends the sums of one node, so the noise hides the total of these reports.
         return {release: packed(self._totals[release - 1])}
 
     # ---- state -----------------------------------------------------------------------------------
 
     def fold(self, write: Write) -> None:
-        """Apply an entry of the log to the state.
+        """Update this object by an entry that is now stored in the log.
 
         Raises
         ------
         BrokenLog
-            If a set or a broadcast does not follow from the earlier entries.
+            If the entry is a set or a broadcast that does not follow from the earlier entries.
         """
         kind, key, value = write
-        # Sums are recomputed here, so a log whose broadcasts are not these sums is refused.
+        # The sum of each broadcast is recomputed here, so a log with a different sum is refused.
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":
@@ -752,7 +801,10 @@ class Hub(Speaker):
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
+        """Return what the hub waits for at time ``now``, as plain data.
+
+        The kind of wait is a row of `progress.WAITS`. The first condition that holds decides.
+        """
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
         if self.ended or release > self.deployed.exchanges:
@@ -812,7 +864,7 @@ class Hub(Speaker):
         }
 
     def last_reports(self) -> dict[str, int]:
-        """Return the last release of which the hub has each silo's report; 0 if it has none."""
+        """Return silo name -> last release of which the hub has the silo's report; 0 if none."""
         releases = range(self._last_reported, 0, -1)
         return {
             name: next((k for k in releases if (k, i) in self.reports), 0)
@@ -820,19 +872,24 @@ class Hub(Speaker):
         }
 
     def silent(self, now: float) -> dict[str, float]:
-        """Return the silos that are overdue though the hub does not wait for them: none here.
+        """Return an empty dict: this hub waits for every silo that is overdue.
 
-        Only a hub of silos with clocks (`ClockedHub`) can have such silos.
+        `ClockedHub`, the hub of silos with different clocks, overrides this method. It returns the
+        silos that are overdue though the hub does not wait for them.
         """
         return {}
 
     def assume_presence(self) -> None:
-        """Assume that every party has joined, for the `waits` of a copy that gets no messages."""
+        """Set the state as if every party had sent a `Join` since the restart.
+
+        This is for a copy of a hub that is read from its log and gets no messages: its `waits`
+        would otherwise only say that it waits for these messages.
+        """
         self._silo_release = dict.fromkeys(range(len(self.deployed.silos)), len(self.broadcasts))
         self._helper_release = len(self.answers)
 
     def _guard_status(self) -> dict[str, object]:
-        """Return the entries of the status about false reports.
+        """Return the entries of the status about silos whose reports may be false.
 
         Returns
         -------

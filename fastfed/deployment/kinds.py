@@ -142,8 +142,9 @@ def _device_bits(plan: Plan) -> Condition:
 def linear_conditions(plan: Plan, helper: bool) -> tuple[Condition, ...]:
     """Return the conditions that a linear bandit's deployment adds to its certificate.
 
-    They depend on how its reports are hidden: by a helper, by masks, or not at all. If users send
-    bits, the only condition is about their devices.
+    They depend on how the silos' reports are hidden from the hub: by shares with a helper, by
+    masks, or not at all. If users send bits, the only condition is about their devices.
+    ``helper`` is True if the plan has a helper.
     """
     if plan.flips:
         return (_device_bits(plan),)
@@ -172,7 +173,8 @@ def linear_rounds(plan: Plan) -> Plan:
 def charged_bits(plan: Plan) -> tuple[float, float] | None:
     """Return (requested epsilon, charged epsilon) of a plan with bits; None for other noise.
 
-    Requested is the epsilon of the plan's budget, charged is the epsilon that ledgers count.
+    The bits are noise bits that silos add, or bits that users' devices send. Requested is the
+    epsilon of the plan's budget, charged is the epsilon that ledgers count.
     """
     events: Any = released(plan)
     if plan.flips:
@@ -183,9 +185,15 @@ def charged_bits(plan: Plan) -> tuple[float, float] | None:
 
 
 def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """Split a spec's table ``system`` into algorithm, protocol and the algorithm's keys.
+    """Split a spec's table ``system`` into its parts, for a deployment.
 
     A key for which deployments allow only one value is set to this value.
+
+    Returns
+    -------
+    algorithm, protocol : str
+    keys : dict
+        The other keys of the table, which belong to the algorithm.
 
     Raises
     ------
@@ -222,7 +230,10 @@ def system_keys(table: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
 
 
 def _checked_choice(key: str, value: Any, supported: tuple[str, ...]) -> str:
-    """Return a key's value; raise InputError if it is in `REFUSAL_REASONS`, or unknown."""
+    """Return ``value`` if it is one of ``supported``; else raise InputError.
+
+    The message gives the reason of `REFUSAL_REASONS` for a value that exists but is not deployed.
+    """
     reason = REFUSAL_REASONS.get(value) if isinstance(value, str) else None
     if reason is not None:
         raise InputError(f'{key} "{value}" is not deployed: {reason}')
@@ -294,7 +305,11 @@ def check_supported(plan: Plan) -> None:
 
 
 def _delays_covered(plan: Plan) -> bool:
-    """Return True if moving a record to a different leaf costs no more than replacing it."""
+    """Return True if moving a record to a later batch costs no more privacy than replacing it.
+
+    Costs are measured in the sensitivity of the plan's noise mechanism, a matrix factorisation: the
+    sums of the batches are multiplied by an encoder matrix, and then get noise.
+    """
     if plan.secure is not None:
         size = plan.releases
         encoder = np.zeros((size, size))
@@ -305,14 +320,18 @@ def _delays_covered(plan: Plan) -> bool:
     else:
         # Trees and Toeplitz factors have no negative entry, so no inner product is negative.
         return True
-    # A record that moves from leaf i to leaf j changes the encoder's columns i and j. If their
-    # inner product is negative, the change is larger than the sum of the squared columns.
+    # A record that moves from batch i to batch j changes the encoded sums by the difference of the
+    # encoder's columns i and j, times the record. If the inner product of the two columns is
+    # negative, the squared norm of this difference is larger than the sum of the squared norms.
     products = encoder.T @ encoder
     return bool((products >= -1e-12 * products.max()).all())
 
 
 def _late_bits_covered(plan: Plan) -> bool:
-    """Return True if the account of noise bits also holds for late records."""
+    """Return True if a plan's exact epsilon also holds for a record that comes late.
+
+    Only plans with noise bits need this check; the result is True for all others.
+    """
     if not plan.protocol.bits or not plan.releases:
         return True
     event: Any = (released(plan) or (None,))[0]
@@ -330,6 +349,7 @@ def check_sum(requested: Any, protocol: str, helper: bool) -> None:
     requested
         The value of ``federation.sum``; None if the spec has none.
     protocol : str
+        The id of the plan's protocol.
     helper : bool
         True if the spec has a helper.
     """
@@ -351,8 +371,9 @@ def check_sum(requested: Any, protocol: str, helper: bool) -> None:
 def check_least(plan: Plan, least: int, masked: bool) -> None:
     """Raise InputError if ``least``, the minimum number of silos in a release, does not fit a plan.
 
-    Masks cancel only in the sum over all silos. Noise bits have enough variance only if enough
-    silos contribute theirs. Silos on their own clocks may report alone.
+    ``masked`` is True if pairwise masks hide the reports. Masks cancel only in the sum over all
+    silos. Noise bits have enough variance only if enough silos contribute them. In a plan with
+    clocks, silos report at different times, so ``least`` must be 1.
     """
     if isinstance(plan, ClockedPlan) and least != 1:
         raise InputError(
@@ -417,11 +438,11 @@ class Kind:
         Maps a plan to (requested epsilon, charged epsilon), if a ledger may charge more than the
         certificate states; else to None.
     silo, hub : str
-        The classes of the parties, as "module.class".
+        The classes of the parties, as "module.class" in `fastfed.deployment`.
     linear : bool
         True for linear bandits.
     experts : bool
-        True if silos learn the losses of all experts.
+        True for plans with experts, whose silos learn the losses of all experts.
     same : Condition
         The condition of the joint guarantee of a plan and the plans that it continues.
     """
@@ -438,7 +459,10 @@ class Kind:
 
 
 def _imported(path: str) -> Any:
-    """Return an object by "module.name", imported at the call to avoid an import cycle."""
+    """Return an object of `fastfed.deployment`, given as "module.name".
+
+    The module is imported at the call, to avoid an import cycle.
+    """
     module, name = path.split(".")
     return getattr(importlib.import_module(f"fastfed.deployment.{module}"), name)
 
@@ -499,7 +523,7 @@ def kind_of(plan: object) -> Kind:
 
 
 def first_model(deployed: DeployedPlan) -> Any:
-    """Create the model by which silos of a plan choose actions before its first release."""
+    """Create the model by which a plan's silos choose actions before the plan's first release."""
     return _imported(deployed.kind.silo).starts(deployed)
 
 
@@ -511,7 +535,7 @@ def silo_of(
     dataset: str = "records",
     **options: Any,
 ) -> SiloParty:
-    """Create a silo of any kind of plan; see `SiloParty` for the parameters."""
+    """Create a silo, of the class that fits the plan's kind; see `SiloParty` for the parameters."""
     silo: SiloParty = _imported(deployed.kind.silo)(
         deployed, name, secret, ledger, dataset, **options
     )
@@ -519,7 +543,7 @@ def silo_of(
 
 
 def hub_of(deployed: DeployedPlan, secret: bytes, **options: Any) -> Hub:
-    """Create the hub of any kind of plan; see `Hub` for the parameters."""
+    """Create the hub, of the class that fits the plan's kind; see `Hub` for the parameters."""
     hub: Hub = _imported(deployed.kind.hub)(deployed, secret, **options)
     return hub
 
@@ -544,8 +568,9 @@ def check_sizes(
 ) -> None:
     """Raise InputError if a plan is too large, before any array of its size is allocated.
 
-    ``closes`` is the number of periods in a plan file's calendar, which must equal the number of
-    releases or, with ``clock``, of exchanges; None for a spec.
+    ``algorithm`` and ``keys`` are as in `derived`, ``dimension`` is the number of columns.
+    ``closes`` is the number of periods in a plan file's calendar; None for a spec, which has no
+    such calendar yet. It must equal the number of releases or, with ``clock``, of exchanges.
     """
     max_horizon = MAX_LOSSES if algorithm == "fed-dp-ope-stoch" else 2**31
     integer("system.horizon", horizon, at_least=1, at_most=max_horizon)
@@ -575,10 +600,11 @@ def check_sizes(
 def _known_releases(
     algorithm: str, config: Any, sizes: tuple[int, int, int], closes: int | None
 ) -> int:
-    """Return the number of releases or exchanges, as far as it is known without the plan.
+    """Return the number of releases (with ``clock``: exchanges) of a plan before it is computed.
 
-    It is 0 if nothing is known. ``sizes`` are the numbers of silos, of rounds and of columns;
-    ``closes`` is as in `check_sizes`.
+    For `fed-svt`, it is an upper bound. The result is 0 if the number is known only from the plan.
+    ``config`` holds the algorithm's checked keys. ``sizes`` are the numbers of silos, of rounds and
+    of columns; ``closes`` is as in `check_sizes`.
 
     Raises
     ------
@@ -586,7 +612,8 @@ def _known_releases(
         If ``closes`` differs from the number.
     """
     if algorithm == "fed-svt":
-        # Limit both numbers here; they are compared when the plan is derived.
+        # Return the larger number, so that the caller limits both. That they are equal is checked
+        # when the plan is derived.
         return max(closes or 0, sizes[1] // config.phase_length)
     if getattr(config, "clock", None) is not None:
         exchanges = len(deployed_clocks(config, problem_of(algorithm, *sizes)).ticks)
@@ -612,7 +639,7 @@ def _known_batches(config: Config, problem: ProblemSpec) -> int:
     if getattr(config, "every_round", False):
         return problem.horizon
     if isinstance(config.batch_size, int):
-        # `config.batches` would allocate an array of all rounds.
+        # Do not call `config.batches` here: it would allocate an array of all rounds.
         return problem.horizon // config.batch_size if config.batch_size > 0 else 0
     if config.batch_size == "theorem" or getattr(config, "share", None) is not None:
         return 0
@@ -620,12 +647,14 @@ def _known_batches(config: Config, problem: ProblemSpec) -> int:
 
 
 def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
-    """Describe the problem of a deployment: its sizes. Data are bounded only by clipping.
+    """Return the problem of a deployment: its sizes, and no assumption about the data.
+
+    Data are bounded only by clipping.
 
     Returns
     -------
     ProblemSpec
-        A problem of bandits or of experts, depending on the algorithm.
+        Of `fastfed.experts` if the algorithm has experts, else of `fastfed.bandits`.
     """
     if algorithm in EXPERTS:
         return ExpertProblem(
@@ -648,7 +677,7 @@ def problem_of(algorithm: str, silos: int, horizon: int, dimension: int) -> Any:
 def derived(
     algorithm: str, keys: dict[str, Any], silos: int, horizon: int, dimension: int
 ) -> Executed:
-    """Derive a plan from the choices of a document, with the numbers computed on this machine.
+    """Return the plan that follows from a plan file's choices, computed on this machine.
 
     Parameters
     ----------
@@ -657,6 +686,7 @@ def derived(
     keys : dict
         Every key of the algorithm, as `resolved_keys` returns them.
     silos, horizon, dimension : int
+        The numbers of silos, of rounds of each silo, and of columns (with experts: of experts).
 
     Raises
     ------
@@ -671,14 +701,14 @@ _CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
 
 @lru_cache(maxsize=64)
 def _derived(algorithm: str, keys: bytes, *sizes: int) -> Any:
-    """Derive a plan, as `derived` does, from encoded keys; cached."""
+    """Return the plan of `derived`; cached. ``keys`` are encoded, so that they can be hashed."""
     keys_given = msgspec.msgpack.decode(keys)
     entry = _entry(algorithm)
     problem = problem_of(algorithm, *sizes)
     all_keys = resolved_keys(algorithm, keys_given, problem)
     for key, value in keys_given.items():
         expected = all_keys.get(key)
-        # Compare encodings: for != the values 1, 1.0 and true would be equal.
+        # Compare encodings: Python's != takes the values 1, 1.0 and true for equal.
         if _CANONICAL.encode(expected) != _CANONICAL.encode(value):
             raise InputError(
                 f"the plan file's {key} must be {show(expected)} with its other keys, got "
@@ -716,7 +746,7 @@ def resolved_keys(algorithm: str, keys: dict[str, Any], problem: Any) -> dict[st
 def deployed_certificate(
     plan: Executed, problem: ProblemSpec | ExpertProblem, helper: bool = False
 ) -> Certificate:
-    """Return the certificate of a deployed plan from its numbers.
+    """Return the certificate of a deployed plan, computed from the plan's numbers.
 
     ``helper`` is True if secure sums are split into shares for hub and helper, False for masks.
     """
@@ -743,7 +773,7 @@ def affordable_keys(
     """
     entry = _entry(algorithm)
     requested = None
-    # Each pass scales epsilon by the requested epsilon divided by the charged one.
+    # Each pass multiplies epsilon by the requested epsilon divided by the charged epsilon.
     for _ in range(6):
         plan = entry.make(keys, problem).plan
         charged = kind_of(plan).charged(plan)

@@ -1,7 +1,8 @@
 """The model by which a deployed silo chooses actions, and plans that continue an earlier plan.
 
 A model is computed from the last broadcast of a plan (noisy sums of all silos' records). If the
-plan continues an earlier plan and starts from its model, that plan's last broadcast is added.
+plan continues an earlier plan and starts from the earlier model, the earlier plan's last broadcast
+is added.
 
 The document of a plan that continues an earlier plan contains the whole earlier document, so that
 every party can recompute both certificates. If silos start from the earlier model, the document
@@ -43,7 +44,8 @@ class ActingEstimate(NamedTuple):
     Parameters
     ----------
     sums : ndarray, shape (s,)
-        The sums of x y and x x^T, with the regularizer added to the diagonal.
+        The sum of x y (d numbers), then the packed lower triangle of the sum of x x^T, with the
+        regularizer added to its diagonal; s = d + d (d + 1) / 2.
     estimate : Estimate
         theta_hat and V^-1 of these sums.
     radius, second : float
@@ -63,9 +65,11 @@ class Model(Acting):
     Parameters
     ----------
     plan : Plan
+        The plan of the deployment.
     start : ActingEstimate, optional
         The last model of the earlier plan. Until the first release of this plan, actions are chosen
-        by ``start`` only. After that, the sums of ``start`` are added to those of the last release.
+        by ``start`` only. After that, the sums of ``start`` are added to the sums of the last
+        release.
 
     Notes
     -----
@@ -83,19 +87,24 @@ class Model(Acting):
         self._acting = self._with_start(np.zeros(plan.statistic_size), 0)
 
     def adopt(self, values: np.ndarray, release: int) -> None:
-        """Use the sums (s,) of a release from now on."""
+        """Choose actions by the sums (s,) of this release (its number) from now on."""
         self._acting = self._with_start(values, release)
         self.release, self.round = release, self._round_of(release)
 
     def _round_of(self, release: int) -> int:
-        """Return the last round of a release's batch, which is a round that uses its radius.
+        """Return the last round of a release's batch of rounds.
 
-        The plans of deployments are lazy, so the radius changes only at releases.
+        The radius beta is computed at this round. Plans of deployments are lazy (the model changes
+        only at releases), so any round that uses the release has the same radius.
         """
         return self.plan.end(release)
 
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
-        """Return the estimate from the sums (s,) of a release plus the start's sums, if any."""
+        """Return the estimate by which actions are chosen after a release with sums (s,).
+
+        The sums of `start`, if any, are added. At release 0, before the first broadcast, a start
+        is used alone.
+        """
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
             self._regularised(values, release, shift),
@@ -114,18 +123,21 @@ class Model(Acting):
         return ActingEstimate(sums, estimate, radius, self.start.second + from_release.second)
 
     def _regularised(self, values: np.ndarray, release: int, shift: float) -> np.ndarray:
-        """Return the sums (s,) with the same regularizer and shift as `_refresh` adds to V."""
-        plan, k = self.plan, self.plan.entry(release)
-        regularizer = float(plan.regularizer[k])
+        """Return the sums (s,) of a release, with regularizer and shift on the diagonal of V.
+
+        The regularizer and the shift are the ones that `_refresh` adds to V.
+        """
+        plan, index = self.plan, self.plan.entry(release)
+        regularizer = float(plan.regularizer[index])
         if plan.radius.direct:
-            floor = float(plan.radius.floor[k])
+            floor = float(plan.radius.floor[index])
             regularizer = linalg.choose_regularizer(values, regularizer, floor, plan.dimension)
         sums, d = np.array(values), plan.dimension
         sums[d + diagonal(d)] += regularizer + shift
         return sums
 
     def _radius_at(self, release: int) -> float:
-        """Return the radius beta after a release."""
+        """Return the confidence radius beta with which actions are chosen after a release."""
         # `_radius` uses the release and the round of this object, so set them for a moment.
         saved = self.release, self.round
         self.release, self.round = release, self._round_of(release)
@@ -167,11 +179,12 @@ class Model(Acting):
 class ClockedModel(Model):
     """Chooses actions by the last view that contains a new report of this silo.
 
-    The plan's arrays have one entry for each view, computed for views in which no report is late.
-    If a report is late, the view has fewer reports. Then the bounds on the view's noise are the
-    planned bounds times the ratio of the standard deviations. The failure probability is the same,
-    because there are at most as many views as planned, and because the time when a report arrives
-    does not depend on the noise.
+    A view is the sum of all silos' latest reports. The plan's arrays have one entry for each view,
+    computed for views in which no report is late. If a report is late, the view has an older report
+    of that silo, or none. Then the bounds on the view's noise are the planned bounds times the
+    actual standard deviation of the noise divided by the planned one. The failure probability is
+    the same, because there are at most as many views as planned, and because the time when a report
+    arrives does not depend on the noise.
     """
 
     def __init__(self, plan: ClockedPlan, start: ActingEstimate | None = None) -> None:
@@ -187,11 +200,14 @@ class ClockedModel(Model):
         self.adopt(values, view)
 
     def _round_of(self, release: int) -> int:
-        # The direct radius depends on the view only.
+        # Any round would do: plans with clocks use the direct radius, which depends only on views.
         return 0
 
     def _with_reports(self, view: int, numbers: Sequence[int]) -> Plan:
-        """Return the plan with regularizer and radius of one view computed for these reports."""
+        """Return the plan with one view's regularizer and radius changed to fit these reports.
+
+        ``numbers[i]`` is the number of silo i's report in the view, 0 for none.
+        """
         plan, radius = self._planned, self._planned.radius
         planned_numbers = plan.clocks.reports[view].tolist()
         if list(numbers) == planned_numbers:
@@ -212,9 +228,10 @@ class ClockedModel(Model):
 
 
 def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
-    """Return the noise variance of the sum of one report of each silo, in units of one node's.
+    """Return the noise variance of a view: the sum of one report of each silo.
 
-    ``numbers`` are the numbers of the reports; 0 for a silo without a report.
+    ``numbers`` are the numbers of the reports, one for each silo; 0 for a silo without a report.
+    The unit is the noise variance of one tree node of a silo whose ``noise_scale`` is 1.
     """
     variances = {k: report_variance(plan, k) for k in set(numbers) if k}
     reports = zip(numbers, plan.noise_scale, strict=True)
@@ -222,13 +239,17 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 
 
 def report_variance(plan: Plan, release: int) -> float:
-    """Return the noise variance of a report of prefix sums, in units of one node's variance."""
+    """Return the noise variance of a report of prefix sums, in units of one tree node's variance.
+
+    ``release`` is the number of the report. With release type "tree", the sum of all batches so far
+    adds up one node for each binary digit 1 of this number.
+    """
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
 
 
 def diagonal(dimension: int) -> np.ndarray:
-    """Return the indices of the diagonal in a packed lower triangle, (d,)."""
+    """Return the indices (d,) of the diagonal in a lower triangle that is packed row by row."""
     return np.cumsum(np.arange(1, dimension + 1)) - 1
 
 
@@ -248,9 +269,9 @@ class Decision:
     propensity : float
         Probability of choosing this action.
     model : int
-        Release of the model that chose the action.
+        Number of the release from which the model that chose the action was computed.
     learns : bool
-        True if the decision's reward may enter a report.
+        True if the decision's reward may enter a report to the hub.
     name : str
         If the plan has a catalogue of actions, the name of the action, else empty.
     """
@@ -283,9 +304,9 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
     time : float
         Seconds since 1970.
     x : bytes
-        Features of the chosen row, float64.
+        Features of the chosen action, float64.
     offer : bytes
-        First 16 bytes of the SHA-256 of the offered rows.
+        First 16 bytes of the SHA-256 of the offered actions' feature rows.
     subject : bytes
         Keyed digest of the person; empty if none was given.
     """
@@ -308,6 +329,7 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     leaf : int
         The leaf (sums of one period) that the reward entered; 0 for none.
     reward : float or None
+        The reward; None if the decision was cancelled or has expired.
     time : float
         When the decision ended, in seconds since 1970.
     why : str
@@ -322,12 +344,12 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 # ---- plans that continue an earlier plan ---------------------------------------------------------
 
-#: Maximum number of plans in a chain.
+#: Maximum number of plans in a chain: a plan, the plan that it continues, and so on.
 MAX_CHAIN = 16
 
 
 class Extension(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The part of a document that describes the plan it continues.
+    """The part of a plan's document that describes the earlier plan, which this plan continues.
 
     Parameters
     ----------
@@ -370,7 +392,11 @@ def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
 
 
 def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
-    """Raise InputError if two plans are of different kinds: they protect or learn other things."""
+    """Raise InputError if a new plan is of a different kind than the earlier plan.
+
+    The kinds are robin, one kind for each algorithm with experts, and linear bandits. Plans of
+    different kinds protect or learn different things.
+    """
     special_kinds = ("robin", *EXPERTS)
     algorithms = (document.algorithm, earlier.document.algorithm)
     kinds = {a if a in special_kinds else "" for a in algorithms}
@@ -382,7 +408,11 @@ def _check_kinds(document: Document, earlier: DeployedPlan) -> None:
 
 
 def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
-    """Raise InputError for a chain of more than `MAX_CHAIN` plans, before any is derived."""
+    """Raise InputError if a document is the last of a chain of more than `MAX_CHAIN` plans.
+
+    This check comes before the plans are computed from their documents. ``read`` decodes an encoded
+    document.
+    """
     plans, current = 1, document
     while current.extends is not None:
         plans += 1
@@ -433,7 +463,13 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
 
 
 def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
-    """Return a start's release and its model; raise InputError if it is no valid broadcast."""
+    """Return the release from which a plan starts, and the earlier plan's model of that release.
+
+    Raises
+    ------
+    InputError
+        If `Extension.start` is no valid broadcast of the earlier plan.
+    """
     envelope = earlier.wire.read(extends.start, ("broadcast",))
     if (
         envelope.sender != earlier.document.hub.name
@@ -453,9 +489,10 @@ def start_of(extends: Extension, earlier: DeployedPlan) -> tuple[int, Any]:
 
 
 def adopt_broadcast(model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
-    """Let a model use the values (s,) of a broadcast.
+    """Let a model choose actions by the values (s,) of a broadcast from now on.
 
-    The body of a view states the numbers of the reports that it adds up.
+    A plan with clocks broadcasts views. The body of a view states the numbers of the reports that
+    the view adds up, which the model needs.
     """
     if isinstance(model, ClockedModel):
         model.adopt_view(values, release, cast(View, body).numbers)
@@ -464,7 +501,7 @@ def adopt_broadcast(model: Any, values: np.ndarray, release: int, body: Broadcas
 
 
 def earlier_model(deployed: DeployedPlan) -> Any:
-    """Return the earlier plan's model from which silos start; None if there is none."""
+    """Return the earlier plan's model from which this plan's silos start; None if there is none."""
     earlier, extends = deployed.earlier, deployed.document.extends
     if earlier is None or extends is None or not extends.start:
         return None
@@ -495,7 +532,9 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 
 
 def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
-    """Return the epsilon of a person (or silo) in all plans of a chain, at the plan's delta.
+    """Return the epsilon of one person (or silo) over a plan and all plans that it continues.
+
+    The delta is the delta of ``plan``.
 
     Notes
     -----
@@ -511,7 +550,10 @@ def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
 
 
 def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan) -> Certificate:
-    """Return a certificate with one more entry: the guarantee of the plan and all earlier plans."""
+    """Return a plan's certificate with an added entry: the joint guarantee of a chain of plans.
+
+    The chain is ``plan``, ``earlier``, and all plans that ``earlier`` continues.
+    """
     epsilon = epsilon_of_chain(plan, earlier)
     if not math.isfinite(epsilon):
         raise InputError(
@@ -522,7 +564,8 @@ def with_earlier(certificate: Certificate, plan: Executed, earlier: DeployedPlan
     claims = [plan.privacy, *(earlier_plan.executed.privacy for earlier_plan in previous)]
     claim = claims[0]
     assert claim is not None and claim.budget is not None
-    # In a plan that learns from a person several times, the condition must allow this.
+    # The condition states that all plans see the same people. If a plan learns from a person
+    # several times, the condition must allow for that.
     same_condition = earlier.kind.same
     if same_condition == SAME_PEOPLE and any(
         c is not None and c.max_participations > 1 for c in claims
@@ -610,7 +653,7 @@ def model_of(party: SiloParty) -> dict[str, Any]:
 
 
 def _schema(schema: Schema) -> dict[str, Any]:
-    """Return a schema as plain data."""
+    """Return a plan's schema as plain data, as `model_of` exports it."""
     data: dict[str, Any] = {
         "norm": schema.norm,
         "columns": [msgspec.structs.asdict(column) for column in schema.columns],

@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 
 def kind_of(process: Process) -> str:
-    """Return "silo", "hub" or "helper"."""
+    """Return the kind of party that a process runs: "silo", "hub" or "helper"."""
     if isinstance(process, SiloProcess):
         return "silo"
     return "hub" if isinstance(process.party, Hub) else "helper"
@@ -335,7 +335,7 @@ class Log:
                 self._last_error = text
                 return
             for name, value in state.items():
-                # What the last state lacks counts as False, 0 or "".
+                # An entry that the last state does not have counts as False, 0 or "".
                 if value != self._last_state.get(name, type(value)()):
                     self.event(name, value=value)
             self._last_state = state

@@ -1,8 +1,8 @@
 """Parties of plans in phases (`robin`): silos send estimates, and the hub releases a private mean.
 
-Everything else is as in `SiloParty` and `Hub`: the calendar's periods are phases, a record enters
-the phase in which its reward became known, reports are charged and sealed, and the hub opens one
-set of reports for each release.
+Everything else is as in `SiloParty` and `Hub`. The calendar's periods are phases, and a record
+enters the phase in which its reward became known. A report is charged to the silo's privacy ledger
+and stored before it is sent. For each release, the hub fixes one set of reports that it adds up.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ def rounds(plan: PhasePlan) -> Plan:
 def outline(plan: PhasePlan) -> Plan:
     """Return a `Plan` with the schedule of a plan in phases, for the calendar and the parties.
 
-    There is a release at the end of each phase, but only one for all initial phases. Regularizer
-    and radius are for the initial phases. The noise is not in this `Plan` but in `PhasePlan.means`.
+    There is a release at the end of each phase; all initial phases together have one release.
+    Regularizer and radius are for the initial phases. The noise is not in this `Plan` but in
+    `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -96,8 +97,8 @@ def check_phases(plan: PhasePlan) -> PhasePlan:
 
 # ---- parties -------------------------------------------------------------------------------------
 
-#: Values whose Laplace noise is more than this number of scales are refused. Honest noise is larger
-#: once in 10^17 numbers.
+#: The hub's broadcast is refused if a value needs Laplace noise of more than this number of scales.
+#: Honest noise is larger once in 10^17 numbers.
 _MAX_NOISE_SCALES = 40.0
 
 
@@ -130,7 +131,7 @@ class PhaseModel(Acting):
         self._sums, self.round, self._stale = sums, count, True
 
     def _local_estimate(self) -> Estimate:
-        """Return the ridge estimate of the silo's records; cached until the next record."""
+        """Return the ridge estimate from the silo's own records; cached until the next record."""
         if self._stale:
             regularizer = float(self.plan.regularizer[0])
             self._estimate, _ = Estimate.of_sums(self.plan.dimension, self._sums, regularizer)
@@ -150,23 +151,26 @@ class PhaseModel(Acting):
 
     @property
     def has_model(self) -> bool:
-        """True once a model of this plan or of an earlier plan is used."""
+        """True if actions are chosen by a released model, of this plan or of an earlier plan.
+
+        False while the local policy of the initial phases chooses them.
+        """
         return self.release > 0 or self.start is not None
 
     def _greedy(self, values: np.ndarray) -> Estimate:
-        """Create an estimate with this theta (d,) and no exploration bonus."""
+        """Create an estimate whose theta_hat is ``values`` (d,), and whose bonus is 0."""
         estimate = Estimate(self.plan.dimension, 1.0)
         estimate.w[:], estimate.theta[:] = 0.0, values
         return estimate
 
     @property
     def theta(self) -> np.ndarray:
-        """The estimate theta_hat, (d,)."""
+        """The estimate theta_hat (d,) by which actions are chosen now."""
         return (self._estimate if self.has_model else self._local_estimate()).theta.copy()
 
 
 class MeanRange:
-    """The `Limits` of reports with estimates, which may be any finite numbers, and of models."""
+    """The largest values that reports (estimates) and broadcasts (models) may have, as `Limits`."""
 
     def __init__(self, plan: PhasePlan) -> None:
         self._plan = plan
@@ -174,8 +178,8 @@ class MeanRange:
     def report(self, release: int) -> np.ndarray:
         """Return the largest accepted absolute values of a report (d,): infinite.
 
-        So no report is refused, since a refusal would reveal something about the estimate. The
-        private mean clips large values instead.
+        No finite report is refused, since a refusal would reveal something about the estimate.
+        Large values are clipped when the private mean is computed.
         """
         return np.full(self._plan.dimension, math.inf)
 
@@ -191,13 +195,16 @@ class MeanRange:
 
 
 class _Points:
-    """What each record adds to the sums; these plans do not randomize records."""
+    """Computes what each record adds to the sums of x y and x x^T, without noise.
+
+    It replaces the randomizer of `SiloParty`: only the hub adds noise in plans with phases.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Return what one record adds to the sums, (s,)."""
+        """Return what a record with features x (d,) and reward y adds to the sums, (s,)."""
         statistic = np.zeros(self._size)
         linalg.accumulate(statistic, x, y)
         return statistic
@@ -241,7 +248,10 @@ class PhaseSilo(SiloParty):
         return of_phases(self.deployed)
 
     def _fold_record(self, name: str, ended: Any) -> None:
-        """Add a record to its leaf and, before the first release, to the local policy."""
+        """Add a record to the sums of its phase and, before the first release, to the local policy.
+
+        ``name`` is the id of the decision, ``ended`` the stored end with its reward.
+        """
         super()._fold_record(name, ended)
         if not self.model.release:
             self._record_count += 1
@@ -254,20 +264,21 @@ class PhaseSilo(SiloParty):
         return covered
 
     def _learn_locally(self) -> None:
-        """Compute the local policy's sums from the leaves."""
+        """Give the local policy the sums of all records, added up over the phases so far."""
         self.model.use_records(self._leaf_sums.sum(axis=0), self._record_count)
 
     def status(self, now: float | None = None) -> dict[str, object]:
-        """Return the state as `SiloParty.status` does, but theta = None before the first release.
+        """Return the state as `SiloParty.status` does, but with theta None before the first model.
 
         Until then, theta is computed from the silo's records without noise, so it is not shown.
         """
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """Return the report of a phase: the least-squares estimate (d,) of its records, or zeros.
+        """Return the bytes of the signed report of a phase: the least-squares estimate (d,).
 
-        The same records give the same bytes.
+        The estimate is from the records of the phase; it is 0 if there is no finite estimate. The
+        same records give the same bytes.
         """
         d = self.plan.dimension
         (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)

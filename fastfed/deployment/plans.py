@@ -167,7 +167,7 @@ _SCHEMA = Document.__struct_fields__.index("schema")
 
 
 def spelled(document: Document) -> bytes:
-    """Return the one valid encoding of a document, without trailing fields that are None."""
+    """Return a document in its only valid encoding, without trailing fields that are None."""
     fields = list(msgspec.structs.astuple(document))
     fields[_SCHEMA] = document.schema.spelled
     while fields[-1] is None:
@@ -457,7 +457,10 @@ def document_of(tables: Mapping[str, Any]) -> Document:
 
 
 def _party(name: str, table: Mapping[str, Any]) -> Party:
-    """Parse a party's name and public keys."""
+    """Return the party that a table of a spec defines by name and public keys.
+
+    ``name`` is the path of the table in the spec, for error messages.
+    """
     check_keys(name, table, ("name", "sign", "open"))
     keys = []
     for field in ("sign", "open"):
@@ -524,7 +527,10 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
 
 
 def _seconds(name: str, value: Any) -> int:
-    """Convert a date with a time zone, or a number of seconds, to seconds since 1970."""
+    """Return seconds since 1970 for a date with a time zone, or for a number of seconds.
+
+    ``name`` is the key in the spec, for error messages.
+    """
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise InputError(
@@ -601,7 +607,7 @@ def checked(document: Document, signatures: Mapping[str, bytes]) -> DeployedPlan
 
 
 def _executed(document: Document) -> Executed:
-    """Derive a plan from a document's choices, with the numbers that the document stores."""
+    """Return the plan that parties execute, from a document's choices and stored numbers."""
     keys = _with_earlier_defaults(document.keys)
     algorithm, _, keys = system_keys({"algorithm": document.algorithm, **keys})
     sizes = len(document.silos), document.horizon, len(document.schema.columns)

@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
 
 def restored(party: Party, store: Store) -> Covered:
-    """Set a new party to the state of the store's snapshot; return what the snapshot covers.
+    """Set a new party to the state in the store's snapshot; return which writes this covers.
 
     Raises
     ------
@@ -368,7 +368,10 @@ class Process:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Hold the lock while no call is in flight; calls that arrive meanwhile are blocked."""
+        """Wait until no call is in flight, then hold the lock during the `with` block.
+
+        Calls that arrive meanwhile are blocked, and submitted again after the block.
+        """
         done_calls: list[Call[Any]] = []
         try:
             with self._lock:
@@ -446,7 +449,7 @@ class Process:
         )
 
     def _run_due_steps(self) -> tuple[tuple[Message, ...], Step]:
-        """Run due steps until a step has no writes.
+        """Run the party's due steps, and store their writes, until a step has no writes.
 
         Return the messages of the steps that had writes, and the last step.
         """

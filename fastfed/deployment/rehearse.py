@@ -38,7 +38,7 @@ class SiloResult(NamedTuple):
     Parameters
     ----------
     decisions, learned : int
-        Number of decisions, and of those whose reward entered a released sum.
+        Number of decisions, and number of decisions whose reward entered a released sum.
     mean_reward, late_reward : float or None
         Mean reward of all decisions with a reward, and of the later half of them. None if no
         decision has a reward.
@@ -46,7 +46,7 @@ class SiloResult(NamedTuple):
         Mean reward of the single action that is best for all records of the table. None if the
         table does not have the outcome of every action.
     spent, ceiling : float
-        Epsilon that the ledger has spent, and its ceiling.
+        Epsilon that the silo's ledger has spent, and the largest epsilon that it allows.
     """
 
     decisions: int
@@ -67,7 +67,10 @@ class Rehearsal(NamedTuple):
 
 
 def table_of(path: str | Path) -> Source:
-    """Return the source of a table: the file itself, or a TOML file that describes it."""
+    """Return the source of a silo's table: where the file is, and how its columns are named.
+
+    ``path`` is the table, or a TOML file that describes its source.
+    """
     file = Path(path)
     return load_source(file) if file.suffix == ".toml" else source_of({"file": str(file)})
 
@@ -78,7 +81,7 @@ def rehearse(
     home: str | Path,
     say: Callable[[str], None] = print,
 ) -> Rehearsal:
-    """Create all parties of a spec, and replay each silo's table through them.
+    """Create all parties of a spec, replay each silo's table, and return the results.
 
     Parameters
     ----------
@@ -91,7 +94,12 @@ def rehearse(
     home : str or Path
         A new or empty folder, in which each party gets its folder.
     say : callable
-        Called with a line for each release.
+        Called with a line for each release, and with remarks on the tables.
+
+    Returns
+    -------
+    Rehearsal
+        The plan, the number of releases, and the results of each silo.
 
     Raises
     ------
@@ -179,7 +187,7 @@ def _silos(processes: Iterable[Process]) -> list[SiloProcess]:
 def _compile_and_join(
     spec_tables: Mapping[str, Any], rows: int, silos: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Compile the plan of a rehearsal, and create the folder of each party.
+    """Return the compiled plan of a rehearsal; create the folder of each party, which joins it.
 
     Parameters
     ----------
@@ -212,9 +220,10 @@ def _compile_and_join(
 def _with_defaults(
     spec_tables: Mapping[str, Any], rows: int, silos: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the tables of a spec without its parties, with the defaults of a rehearsal.
+    """Return a spec's tables, with the defaults of a rehearsal for keys that are missing.
 
-    See `_compile_and_join` for the parameters.
+    The tables of the parties (silos, hub, helper) are left out. See `_compile_and_join` for the
+    parameters.
     """
     system = {"protocol": "silo-ldp", **spec_tables.get("system", {})}
     for key in ("epsilon", "delta"):
@@ -225,7 +234,8 @@ def _with_defaults(
         raise InputError(f"horizon must be an integer of at least 1, got {show(horizon)}")
     if not {"batch_size", "batches"} & system.keys():
         system["batch_size"] = max(1, math.ceil(horizon / PERIODS))
-    # With clocks, calendars and the default of `least` differ.
+    # In a plan with clocks, a calendar has the length of a round instead of a period, and `least`
+    # must be 1, its default.
     clocked = system.get("clock") is not None
     least = {} if clocked else {"least": len(silos)}
     federation = {"name": "rehearsal", **least, **spec_tables.get("federation", {})}
@@ -249,7 +259,11 @@ def _with_defaults(
 def _create_folders(
     tables: Mapping[str, Any], silos: Sequence[str], parties: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Create keys and folders of all parties, compile the plan, and let all parties join it."""
+    """Return the compiled plan, after creating the folder of each party, which joins the plan.
+
+    A folder holds the party's keys and, for a silo, a ledger with a ceiling that just allows the
+    plan.
+    """
     keys = {name: folders.make_keys(folder / name) for name in parties}
     other_keys = {name: keys[name] for name in parties if name not in silos}
     plan = compile_plan(
@@ -274,7 +288,11 @@ def _run(
     clock: _Clock,
     say: Callable[[str], None],
 ) -> None:
-    """Process all events of the replays and all ends of periods, in the order of time."""
+    """Run a rehearsal: process decisions, outcomes and ends of periods in the order of time.
+
+    ``processes`` and ``replays`` are by party and by silo. ``say`` is called with a line for each
+    release.
+    """
     settle(processes)
     closes = plan.document.calendar.closes
     for release, close_time in enumerate(closes, 1):
@@ -294,11 +312,11 @@ def _run(
 
 
 def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
-    """Return the result of a silo, whose cases are ``records``."""
+    """Return the result of a silo, whose table has the cases ``records``."""
     party = silo.party
     ends = [cast(Ended, party.ended[name]) for name in party.ended]
     rewards = [end.reward for end in ends if end.reward is not None]
-    # The ledger has one dataset.
+    # The ledger has only the dataset of this rehearsal, so there is one line.
     (budget,) = spent_lines(cast(Ledger, silo.ledger))
     return SiloResult(
         decisions=len(party.decisions),
@@ -312,7 +330,10 @@ def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
 
 
 def _best_single(plan: DeployedPlan, records: Sequence[Case]) -> float | None:
-    """Return the mean reward of the best single action; None if outcomes are missing."""
+    """Return the mean reward of the single action that is best for all records.
+
+    None if a record does not have the outcome of every action.
+    """
     schema = plan.document.schema
     assert schema.records is not None
     means: list[float] = []
@@ -339,7 +360,7 @@ def rehearse_in(
     home: str | Path | None,
     say: Callable[[str], None],
 ) -> Rehearsal:
-    """Call `rehearse` in a folder, or in a temporary one if ``home`` is None."""
+    """Call `rehearse` in the folder ``home``, or in a temporary folder if ``home`` is None."""
     if home is not None:
         return rehearse(spec, tables, home, say)
     with tempfile.TemporaryDirectory() as temporary:

@@ -186,7 +186,10 @@ def survey(
 def _cells_by_column(
     plan: DeployedPlan, cases: Sequence[Case]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the numbers of missing and of clipped cells, by columns that have such cells."""
+    """Return two dicts, column -> number of missing cells and column -> number of clipped cells.
+
+    Columns without such cells are left out.
+    """
     records = plan.document.schema.records
     assert records is not None
     missing, clipped = {}, {}
@@ -271,7 +274,11 @@ class Replay:
                 heapq.heapreplace(self._events, (self._times[row].known, row, decision.id))
 
     def _end(self, name: str, case: Case) -> None:
-        """Pass on the outcome of the chosen action; cancel the decision if the table lacks it."""
+        """Pass the outcome of a decision to the silo, or cancel the decision.
+
+        ``name`` is the id of the decision, and ``case`` its row. The decision is cancelled if the
+        row does not have the outcome of the action that the silo chose.
+        """
         party = self._silo.party
         action = party.deployed.document.schema.action(party.decisions[name].action)
         by_action = case.outcome_by_action

@@ -165,9 +165,11 @@ class SiloParty(SiloRecords):
         return self._statistics.point(x, y)
 
     def _randomizer(self) -> Any:
-        """Create a new object that computes reports from leaf sums, or from records.
+        """Create a new object that computes reports to the hub.
 
-        Its method ``point(x, y)`` computes what one record adds to the sums, (s,).
+        A report is computed from the leaf sums (sums of one period each) or, if users send bits,
+        from records. The object's method ``point(x, y)`` computes what one record adds to the
+        sums, (s,).
         """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
@@ -226,11 +228,14 @@ class SiloParty(SiloRecords):
 
         Notes
         -----
-        While reports are `lost`, the silo decides with its last model and learns nothing.
+        After a restore from a backup, reports may be `lost`, that is, sent but missing in the
+        restored state. Until they are recovered, the silo decides with its last model and learns
+        nothing.
         """
         schema = self.deployed.document.schema
         features, offered = schema.offer(actions, record, among)
-        # Stored, so that a repeated call with a different offer is refused.
+        # The digest of the offer is stored, so that a repeated call with a different offer is
+        # refused.
         offer = digest(packed(features))[:16]
         subject_digest = b"" if subject is None else self.digest_of(subject)
         if id is not None and (earlier := self._repeated(id, offer, subject_digest)) is not None:
@@ -267,8 +272,8 @@ class SiloParty(SiloRecords):
     ) -> tuple[Step, Decision]:
         """Return the step that stores a decision, and the decision; see `decide`.
 
-        ``earlier_count`` is the result of `_earlier_decisions`, 0 without a subject. For
-        ``touches`` see `Step`.
+        ``earlier_count`` is the number of decisions already counted for the same person (the result
+        of `_earlier_decisions`), 0 without a subject. For ``touches`` see `Step`.
         """
         name = self._entropy(ID_DIGITS // 2).hex() if id is None else id
         writes: tuple[Write, ...] = (Write("decision", name, wire.encoded(stored)),)
@@ -294,7 +299,13 @@ class SiloParty(SiloRecords):
     def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
         """Return the decision with an id that the application chose; None if the id is new.
 
-        Raises InputError for an invalid id, or if the decision was for another person or offer.
+        ``name`` is the id. ``offer`` and ``subject`` are the digests of the offered rows and of the
+        person in the repeated call.
+
+        Raises
+        ------
+        InputError
+            If the id is invalid, or if the stored decision was for another person or offer.
         """
         if (
             not isinstance(name, str)
@@ -313,12 +324,13 @@ class SiloParty(SiloRecords):
         return self._public(name, stored)
 
     def _may_be_learned(self, now: float) -> bool:
-        """Return True if a decision made now may be learned from.
+        """Return True if the silo may learn from a decision made now.
 
-        Up to a limit, the answer depends on the calendar only. If it depended on the number of
-        earlier decisions, one person's arrival would decide whether later persons are learned from,
-        which the privacy account does not cover. The limit is `kinds.PEOPLE_PER_ROUND` times the
-        horizon: with more records, floating-point sums would no longer be exact.
+        As long as there are few records, the answer depends on the calendar only. If the answer
+        depended on the number of earlier decisions, one person's arrival would decide whether the
+        silo learns from later persons, and the privacy account does not cover this. The answer is
+        False from `kinds.PEOPLE_PER_ROUND` times the horizon records on: with more records,
+        floating-point sums would no longer be exact.
         """
         start, end = self.calendar.start, self.calendar.closes[-1]
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
@@ -338,14 +350,15 @@ class SiloParty(SiloRecords):
         name : str
             The id of the decision.
         reward : float
+            The reward, in the range that the plan declares.
         now : float
             Seconds since 1970.
 
         Raises
         ------
         InputError
-            If reports are `lost`, if there is no such decision, or if it was cancelled or has a
-            different reward.
+            If sent reports are `lost` from the state, if there is no such decision, or if it was
+            cancelled or has a different reward.
         """
         if self.plan.flips:
             raise InputError(
@@ -385,23 +398,24 @@ class SiloParty(SiloRecords):
         return self.reward(name, self.deployed.document.schema.reward(value, action), now)
 
     def bit(self, name: str, bit: object, now: float) -> Step:
-        """Record the bit that a user's device has sent in place of a reward (`bit_to_send`).
+        """Record the bit that a user's device has sent instead of a reward (`bit_to_send`).
 
-        The sums take the unbiased estimate of the reward, ``plan.bit_values[bit]``. In all else
-        this is like `reward`.
+        The unbiased estimate of the reward, ``plan.bit_values[bit]``, is added to the sums. Apart
+        from this, the method does the same as `reward`.
 
         Parameters
         ----------
         name : str
             The id of the decision.
         bit : {0, 1}
+            The bit that the device sent.
         now : float
             Seconds since 1970.
 
         Raises
         ------
         InputError
-            In the cases of `reward`, and if the plan takes rewards.
+            In the cases of `reward`, and if the plan takes rewards instead of bits.
         """
         if not self.plan.flips:
             raise InputError('bit is for protocol "user-bit": call reward or outcome')
@@ -414,11 +428,12 @@ class SiloParty(SiloRecords):
         raise InputError("this plan has no experts: give the reward")
 
     def _open_leaf(self, now: float) -> int:
-        """Return the number of the leaf that a reward enters if it becomes known now.
+        """Return the number of the leaf (sums of one period) that a reward enters if known now.
 
         It is the leaf of the current period or, if this leaf is closed, the first open leaf. A leaf
-        is closed as soon as the ledger has its charge: the charge holds the digest of the leaf's
-        report, so a silo that is killed after charging must be able to make the same report.
+        is closed as soon as the privacy ledger is charged for its report. The charge holds the
+        digest of the report, so a silo that is killed after charging must make the same report
+        again, from the same records.
         """
         last_closed = max(self.closed_leaves, self.sessions.last)
         while self._recorded_charge(last_closed + 1) is not None:
@@ -463,14 +478,18 @@ class SiloParty(SiloRecords):
         return int(self.model.release)
 
     def _leaves_in(self, release: int) -> int:
-        """Return the number of this silo's last leaf that a broadcast may contain."""
+        """Return the number of this silo's last leaf that the broadcast of a release may contain.
+
+        Here leaf k is in release k; in plans with clocks the numbers differ.
+        """
         return release
 
     @property
     def closed_leaves(self) -> int:
-        """Number of leaves 1, 2, ... that are closed: no reward enters them any more.
+        """Number of the last closed leaf: no reward enters leaves 1, 2, ... up to it any more.
 
-        A leaf is closed if its report is sealed, will never be made, or is `lost`.
+        A leaf (sums of one period) is closed if its report is sealed (stored for good), will never
+        be made, or is `lost`.
         """
         # A closed leaf stays closed, so the search resumes where it ended the last time.
         leaf = self._closed_before
@@ -485,9 +504,9 @@ class SiloParty(SiloRecords):
         return self.leave_reason or self.hub_refusal or (self.alarms[0] if self.alarms else "")
 
     def fold(self, write: Write) -> None:
-        """Apply a durable write to the state."""
+        """Update this object by an entry that is now stored on disk."""
         kind, key, value = write
-        # The kinds are those of the writes that this class makes; others are ignored.
+        # Entries of other kinds than those that this class writes are ignored.
         if kind in self.summarised:
             self._fold_record_write(write)
         elif kind == "sealed":
@@ -509,11 +528,14 @@ class SiloParty(SiloRecords):
             self.leave_reason = "the silo has left"
 
     def _use_broadcast(self, model: Any, values: np.ndarray, release: int, body: Broadcast) -> None:
-        """Let a model use the values (s,) of a broadcast."""
+        """Let a model choose actions by the values (s,) of a broadcast from now on."""
         model.adopt(values, release)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Return what this silo waits for at time ``now``, as a row of `progress.WAITS`."""
+        """Return what this silo waits for at time ``now``, as plain data.
+
+        The kind of wait is a row of `progress.WAITS`. The first condition that holds decides.
+        """
         closes, release = self.calendar.closes, self.released_leaves + 1
         hub = self.deployed.document.hub.name
 
@@ -546,7 +568,11 @@ class SiloParty(SiloRecords):
         return waiting("silo", "start" if is_early else "open", release, None)
 
     def _fits_ceiling(self, release: int) -> bool:
-        """Return True if a release has been charged, or its charge fits under the ceiling."""
+        """Return True if the ledger has a release's charge, or the charge fits under its ceiling.
+
+        The ceiling is the total budget (epsilon, delta) that the silo's owner allows for the
+        dataset.
+        """
         return all(map(self.ledger.allows, self._missing_charge(release)))
 
     def status(self, now: float | None = None) -> dict[str, object]:
@@ -576,10 +602,11 @@ class SiloParty(SiloRecords):
         return Message(self.deployed.document.hub.name, self.signed(release, body))
 
     def _join_messages(self, now: float) -> tuple[Message, ...]:
-        """Return a `Join` with this silo's nonce, and another with the hub's nonce if there is one.
+        """Return `Join` messages for the hub: one with this silo's nonce, one with the hub's nonce.
 
-        The hub's answer repeats this silo's nonce, and so proves that the hub is running now. The
-        second message repeats the hub's nonce, and so proves that this silo is running now.
+        A nonce is 16 random bytes. The hub's answer repeats this silo's nonce, and so proves that
+        the hub is running now. The second message repeats the hub's nonce, and so proves that this
+        silo is running now. It is left out if the hub has sent no nonce.
         """
         clocks = self.own_time(now), self._hub_time
         nonces = (nonce for nonce in (self._nonce, self._hub_nonce) if nonce)
@@ -587,17 +614,19 @@ class SiloParty(SiloRecords):
         return tuple(self._to_hub(self.released, body) for body in bodies)
 
     def tick(self, now: float) -> Step:
-        """Seal the reports of periods that are over, and send what the hub has not confirmed.
+        """Seal (store for good) the reports of closed periods; send what the hub has not confirmed.
 
-        So a hub that was restored from a backup receives its lost messages again. No report is
-        sealed before the hub has answered this process, or while reports are `lost`.
+        The hub confirms only what it has now, so a hub that was restored from a backup receives its
+        lost messages again. No report is sealed before the hub has answered this process, or while
+        reports are `lost` from this silo's state.
         """
         if self.leave_reason and not self.hub_refusal:
             return Step((), (self._to_hub(0, wire.Leave()),))
         if self.stopped:
             return Step()
         if not self._hub_answered or self.lost:
-            # `recover` needs the sessions of all silos: the hub sends them after this silo's own.
+            # `recover` needs the sessions of all silos (32 bytes each, which determine the masks).
+            # The hub sends them after it has received this silo's session.
             without_sessions = sorted(k for k in self.lost if self.sessions.missing(k))
             steps = [self._send_session(k) for k in without_sessions]
             writes = tuple(write for step in steps for write in step.writes)
@@ -631,19 +660,20 @@ class SiloParty(SiloRecords):
         for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
                 messages += self._report_messages(k, self.sealed[k])
-        # Return the broadcasts that a hub with a restored log lacks: they show which sets it had
-        # opened.
+        # Send the hub the broadcasts that its restored log lacks: they show which sets of reports
+        # the hub had added up.
         messages += [
             Message(hub, self.broadcasts[k]) for k in range(hub_released + 1, self.released + 1)
         ]
         return (*messages, *self._join_messages(now))
 
     def _close_next_leaf(self, release: int) -> Step:
-        """Close a leaf whose period is over.
+        """Close the leaf (sums of one period) of a release, or take the next step towards it.
 
-        If reports are masked, the masks depend on the sessions of all silos. The silo then first
-        sends its session, and closes the leaf when the hub has sent all sessions. If the charge in
-        the ledger is for a report that cannot be made again, the report is added to `lost`.
+        If reports are masked, the masks depend on the sessions of all silos (32 bytes each). The
+        silo then first sends its session, and closes the leaf when the hub has sent all sessions.
+        If the ledger was charged for a report that cannot be made again, the report is added to
+        `lost`.
         """
         if self.sessions.missing(release):
             return self._send_session(release)
@@ -656,15 +686,16 @@ class SiloParty(SiloRecords):
         return self._close_leaf(release)
 
     def _close_leaf(self, release: int) -> Step:
-        """Charge a release to the ledger, and seal its report.
+        """Charge a release to the ledger, and seal (store for good) its report.
 
-        If the hub has already released the sums without this silo, charge but make no report.
+        If the hub has already released the sums without this silo, charge but make no report. If
+        the ceiling of the ledger does not allow the charge, return a step with a problem.
         """
         already_opened = self._is_too_late(release)
         data = b"" if already_opened else self.report(release)
         charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
-            # Later releases must wait too: each charge is an addition to all earlier charges.
+            # Later releases must wait too: they would be charged on top of this one.
             if self.ledger.ceiling(self.dataset) is None:
                 return Step(
                     problem=f'no ceiling is set for dataset "{self.dataset}": stop this silo, and '
@@ -678,13 +709,14 @@ class SiloParty(SiloRecords):
         )
 
     def _is_too_late(self, release: int) -> bool:
-        """Return True if the hub would not add up a report of this release any more."""
+        """Return True if the hub has released this release's sums, so a report comes too late."""
         return release <= self.model.release
 
     def _report_messages(self, release: int, report: bytes) -> tuple[Message, ...]:
         """Return two messages for the hub: a `Seen`, to be passed on to all silos, and the report.
 
-        The `Seen` holds the digests of the report and of the last broadcast that this silo has.
+        The `Seen` holds the digests of the report and of the last broadcast that this silo has, so
+        the other silos can check that they received the same broadcast.
         """
         last_release = self._last_before(release)
         last_digest = digest(self.broadcasts[last_release]) if last_release else b""
@@ -696,7 +728,11 @@ class SiloParty(SiloRecords):
         return min(self.released, release - 1)
 
     def _missing_charge(self, release: int, report: bytes = b"") -> tuple[Charge, ...]:
-        """Return a tuple with the charge of a release, or an empty tuple if it is in the ledger."""
+        """Return a tuple with the charge that a release adds to the privacy ledger.
+
+        The tuple is empty if the ledger has the charge already. ``report`` is the digest of the
+        report.
+        """
         if self._recorded_charge(release) is not None:
             return ()
         plan, executed = self.deployed.digest, self.deployed.executed
@@ -707,11 +743,11 @@ class SiloParty(SiloRecords):
         return self.ledger.charged(self.dataset, self.deployed.digest, release)
 
     def _lost_report_digest(self, release: int) -> bytes | None:
-        """Return the digest of a charged report that this silo cannot make again; else None.
+        """Return the digest of a report that was charged but cannot be made again; else None.
 
-        A silo that is killed after charging and before sealing makes the same report again. If the
-        report has different bytes now, the state was restored from a backup, and the charged report
-        may have been sent.
+        A silo that is killed after charging the ledger and before storing the report makes the same
+        report again. If the report has different bytes now, the silo's state was restored from a
+        backup, and the charged report may have been sent.
         """
         charge = self._recorded_charge(release)
         if (
@@ -724,9 +760,10 @@ class SiloParty(SiloRecords):
         return charge.report if digest(self.report(release)) != charge.report else None
 
     def _lost_report_digests(self) -> dict[int, bytes]:
-        """Return release -> digest of the lost reports that only the ledger shows.
+        """Return release -> digest of lost reports that the ledger shows and the hub does not.
 
-        They come after the last release in `lost`. If `lost` is empty, so is the result.
+        Only releases after the last one in `lost` are searched. If `lost` is empty, so is the
+        result.
         """
         last_lost = max(self.lost, default=self.leaves)
         later_releases = (
@@ -736,7 +773,10 @@ class SiloParty(SiloRecords):
         return {k: report for k, report in digests if report is not None}
 
     def report(self, release: int) -> bytes:
-        """Return the signed report of a release. The same records give the same bytes."""
+        """Return the bytes of the signed report of a release.
+
+        The noise is a function of the sums that it hides, so the same records give the same bytes.
+        """
         leaf_sums, randomizer = self._leaf_sums[:release], self._randomizer()
         if isinstance(randomizer, SumRandomizer):
             values = self._randomized(release, randomizer)
@@ -747,16 +787,17 @@ class SiloParty(SiloRecords):
             return self.encrypt_report(release, values)
         records = self._set_hidden_sums(release)
         if isinstance(randomizer, Counter):
-            # Counts of bits, which a secure sum hides.
+            # The report holds counts of noise bits, which a secure sum hides from the hub.
             return self._secure_report(release, randomizer.row(release, records))
-        # Integer sums with a share of the noise, which a secure sum hides.
+        # The report holds integer sums with a share of the noise; a secure sum hides them.
         return self._secure_report(release, randomizer.row(leaf_sums))
 
     def _randomized(self, release: int, randomizer: SumRandomizer) -> np.ndarray:
-        """Return the values (s,) of a report with a new randomizer.
+        """Return the noisy values (s,) of a silo's report of a release.
 
-        The randomizer's state depends on all earlier reports, so these are computed first. If the
-        last call has computed them from the same sums, a copy of its randomizer is used instead.
+        ``randomizer`` has made no report yet. Its state depends on all earlier reports, so these
+        are computed first. If the last call has computed the earlier reports from the same sums, a
+        copy of that call's randomizer is used instead.
         """
         earlier_digest = digest(self._leaf_sums[: release - 1].tobytes())
         if self._last_randomizer is not None:
@@ -784,9 +825,10 @@ class SiloParty(SiloRecords):
         return self.signed(release, wire.Report(encrypted_values, share))
 
     def _set_hidden_sums(self, release: int) -> list[Record]:
-        """Set the sums on which the noise of a release depends: those that the noise hides.
+        """Set the sums from which the noise of a release is derived: the sums that the noise hides.
 
-        Return the records whose bits the release counts; none if the plan has no bits.
+        Return the records whose noise bits the release counts; an empty list if the plan's protocol
+        has no bits.
         """
         if self.plan.protocol.bits:
             records = self._records(leaves_of_node(self.plan, release))
@@ -810,7 +852,8 @@ class SiloParty(SiloRecords):
     def _session_changed(self, release: int) -> bool:
         """Return True if records changed after this silo's session of a release was sent.
 
-        The same mask could then hide two different reports, and their difference would be visible.
+        A session (32 bytes derived from the sums) determines the masks of the report. The same mask
+        could then hide two different reports, and the difference of the two would be visible.
         """
         if not self.deployed.masked:
             return False
@@ -819,7 +862,11 @@ class SiloParty(SiloRecords):
         return session != self.sessions.lists[release][self.index]
 
     def _session(self, release: int) -> bytes:
-        """Return this silo's session of a release: 32 bytes derived from the sums of its report."""
+        """Return this silo's session of a release: 32 bytes derived from the sums of its report.
+
+        The pairwise masks of all silos' reports depend on their sessions. A session that was sent
+        is never computed again.
+        """
         session = self.sessions.sent.get(release)
         if session is None:
             self._set_hidden_sums(release)
@@ -827,9 +874,10 @@ class SiloParty(SiloRecords):
         return session
 
     def _send_session(self, release: int) -> Step:
-        """Store and send this silo's session of a release; no reward enters the leaf after that.
+        """Store and send this silo's session of a release: 32 bytes that determine masks.
 
-        `tick` repeats this until the hub has sent the sessions of all silos.
+        After that, no reward enters the release's leaf. `tick` repeats the message until the hub
+        has sent the sessions of all silos.
         """
         session, already_sent = self._session(release), release in self.sessions.sent
         writes = () if already_sent else (Write("session", str(release), session),)
@@ -871,8 +919,8 @@ class SiloParty(SiloRecords):
     def _check_closed(self, release: int, kind: str, now: float) -> None:
         """Refuse a message of this kind about a release whose period is still open.
 
-        Records still enter the release's leaf, so no party can have this silo's report or session
-        of it.
+        Records still enter the sums of that period, so no party can have this silo's report or
+        session of the release.
         """
         if release > self._last_closed(kind, now):
             raise Refused(
@@ -881,13 +929,14 @@ class SiloParty(SiloRecords):
             )
 
     def _last_closed(self, kind: str, now: float) -> int:
-        """Return the last release that a message of the hub can be about; see `_check_closed`."""
+        """Return the last release about which the hub can know anything; see `_check_closed`."""
         return max(self.calendar.closed(now), *self.sealed, 0)
 
     def _handle_news(self, release: int, body: wire.News) -> Step:
-        """Check that the hub sent all silos the same broadcasts, then process the new one.
+        """Check that the hub sent all silos the same broadcasts, then process the new broadcast.
 
-        The `Seen` messages in the news are signed by the silos, so the hub cannot change them.
+        The news holds a broadcast, and a `Seen` message of each silo with the digests of its report
+        and of the last broadcast it has. Silos sign these messages, so the hub cannot change them.
         """
         envelope = self.wire.read(body.broadcast, ("broadcast",))
         if (envelope.sender, envelope.release) != (self.deployed.document.hub.name, release):
@@ -969,7 +1018,7 @@ class SiloParty(SiloRecords):
         body = self.wire.body(envelope, Broadcast)
         if problem := self._broadcast_problem(release, body, reports):
             return self._alarm(problem)
-        # The broadcast's set has at most one entry of this silo.
+        # A broadcast lists the reports that it adds up, with at most one report of this silo.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
         own_number = self._number_in(release, body, self.index)
         own_report = self.sealed.get(own_number)
@@ -983,8 +1032,8 @@ class SiloParty(SiloRecords):
             self._use_broadcast(trial_model, values, release, body)
         except environments.SimulationError as error:
             raise Refused(f"broadcast {release} cannot be acted on ({error})") from None
-        # If the set has a report of this silo that the state lacks, the state was restored from a
-        # backup.
+        # If the broadcast contains a report of this silo that the state lacks, the state was
+        # restored from a backup.
         if own_entries and own_report is None and own_number not in self.unreported:
             self.lost[own_number] = own_entries[0].digest
         return Step((Write("broadcast", str(release), data),))
@@ -997,7 +1046,7 @@ class SiloParty(SiloRecords):
         Raises
         ------
         Refused
-            If the broadcast's set is not valid, or not of reports that the silos signed.
+            If the broadcast's list of reports is not valid, or names a report that no silo signed.
         """
         last = self.released
         expected_before = digest(self.broadcasts[last]) if last else b""
@@ -1011,11 +1060,14 @@ class SiloParty(SiloRecords):
         return self._helper_opened_twice(release, body) if self.deployed.shared else ""
 
     def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
-        """Return the number of a silo's report in a broadcast: here, the broadcast's release."""
+        """Return the number of the report by which a silo takes part in a broadcast.
+
+        Here it is the broadcast's release; in plans with clocks the numbers differ.
+        """
         return release
 
     def _set_problem(self, release: int, body: Broadcast) -> str:
-        """Return an alarm text if the set of reports in a broadcast is not allowed; else empty."""
+        """Return an alarm text if a broadcast adds up the reports of too few silos; else empty."""
         is_small = len(body.entries) < self.deployed.document.least
         return f"broadcast {release} is of too few silos" if is_small else ""
 
@@ -1026,8 +1078,9 @@ class SiloParty(SiloRecords):
     def _helper_opened_twice(self, release: int, body: Broadcast) -> str:
         """Return an alarm text if the helper added up two sets of one release; else an empty text.
 
-        Each answer of the helper holds the digest of its previous answer, so two answers to one
-        release break this chain.
+        The helper holds one of two shares of every report, and adds up the shares of a set of
+        silos. Each answer of the helper holds the digest of its previous answer, so two answers to
+        one release break this chain.
 
         Raises
         ------
@@ -1064,10 +1117,11 @@ class SiloParty(SiloRecords):
         """Recover from reports that were sent but are not in this silo's restored state.
 
         If the state still has the records of a lost report, the same bytes of the report are made
-        again. If not, the release stays without a report of this silo. A record may then be in two
-        leaves, so the whole plan is charged a second time, under the release number -k, where k is
-        the last lost release. If reports are lost again later, the plan is charged again. A report
-        that was charged to the ledger counts as lost even if the hub does not have it.
+        again. If not, the release stays without a report of this silo. A record may then be in the
+        sums of two periods, so the whole plan is charged to the ledger a second time. This charge
+        has the release number -k, where k is the last lost release. If reports are lost again
+        later, the plan is charged again. A report that was charged to the ledger counts as lost
+        even if the hub does not have it.
 
         Raises
         ------

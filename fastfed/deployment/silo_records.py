@@ -122,7 +122,7 @@ class SiloRecords(Speaker):
 
     @property
     def released_leaves(self) -> int:
-        """Number of leaves 1, 2, ... for which no broadcast is expected any more."""
+        """Number of the last leaf up to which no leaf will be in a later broadcast."""
         return int(self.model.release)
 
     @property
@@ -131,13 +131,13 @@ class SiloRecords(Speaker):
         return int(self.plan.statistic_size)
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
-        """Compute what one record adds to the sums of its leaf, (s,)."""
+        """Return what a record with features x (d,) and reward y adds to its leaf's sums, (s,)."""
         raise NotImplementedError
 
     # ---- persons ---------------------------------------------------------------------------------
 
     def digest_of(self, subject: str | int) -> bytes:
-        """Compute the 16-byte keyed digest that identifies a person in this silo's state.
+        """Return the 16-byte keyed digest that identifies a person in this silo's state.
 
         The text is normalised first: spaces and the encoding of accented letters do not matter.
         """
@@ -145,7 +145,7 @@ class SiloRecords(Speaker):
         return self._keyed_subject(plain_name("subject", text))
 
     def _keyed_subject(self, text: str) -> bytes:
-        """Compute the keyed digest of a text, which must be in Unicode's normal form NFC."""
+        """Return the keyed digest of a person's text, which must be in the normal form NFC."""
         return keyed_digest(self._secret, _SUBJECT, text.encode())[:16]
 
     def _earlier_decisions(self, subject_digest: bytes, subject: str | int) -> int:
@@ -169,7 +169,7 @@ class SiloRecords(Speaker):
         return self._store.value("subject", subject_key(subject_digest, number)) is not None
 
     def _subject_text(self, subject: str | int) -> str:
-        """Convert a subject to text; raise InputError if it is not text or a whole number."""
+        """Return who a person is as text; raise InputError unless it is text or a whole number."""
         if isinstance(subject, (int, np.integer)) and not isinstance(subject, bool):
             subject = str(int(subject))
         if not isinstance(subject, str) or not subject.strip() or not is_line(subject):
@@ -203,7 +203,7 @@ class SiloRecords(Speaker):
         return msgspec.msgpack.decode(value, type=Ended)
 
     def _fold_record_write(self, write: Write) -> None:
-        """Apply a durable write about a decision, its end or a person to the state."""
+        """Update this object by a stored entry about a decision, its end, or a person."""
         kind, key, value = write
         if kind == "decision":
             decision = self._decode_decision(value)
@@ -233,9 +233,10 @@ class SiloRecords(Speaker):
         self.clipped_rewards += reward_clipped
 
     def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
-        """Clip the features (d,) and the reward of a record; return also whether each was clipped.
+        """Return a record's clipped features (d,) and reward, and whether each was clipped.
 
-        A plan whose users send bits takes the estimate of the reward and does not clip features.
+        ``name`` is the id of the decision, and ``ended`` its stored end. If users send bits, the
+        reward is its unbiased estimate, and features are not clipped.
         """
         x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
@@ -281,7 +282,11 @@ class SiloRecords(Speaker):
         return (*subjects, Write("subjects", "", b"written"))
 
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
-        """Return the state with its keyed digest, and the sums of leaves that have changed."""
+        """Return the parts of a snapshot by name.
+
+        They are the state with its keyed digest, and the sums of leaves that have changed since the
+        last snapshot. ``covers`` states which writes the snapshot replaces.
+        """
         leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
         changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
         saved = Saved(

@@ -313,7 +313,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
 
 
 def silo_text(silo: Mapping[str, Any]) -> str:
-    """Return a phrase about the last report that the hub has of a silo."""
+    """Return a phrase about the last report of a silo that the hub has."""
     if silo["left"]:
         return "has left"
     if not silo["joined"]:

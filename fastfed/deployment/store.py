@@ -62,7 +62,7 @@ class SyncFailed(OSError):
 
 
 class Syncing(NamedTuple):
-    """A sync that runs."""
+    """A sync to disk that has begun and has not ended."""
 
     #: Descriptor of the file that is synced.
     file: int
@@ -82,7 +82,7 @@ ORIGIN = Position()
 
 
 class Store(Protocol):
-    """Interface of a store of writes."""
+    """Interface of a party's log: a store of writes, and of a snapshot of the party's state."""
 
     def write(self, write: Write) -> bool:
         """Store one write; see `write_all`. Return False if it was stored before."""
@@ -532,7 +532,7 @@ class SqliteStore(Store):
         except OSError as error:
             self.end_sync(syncing, error)
         except BaseException:
-            # After an interrupt, what is in the log is not known to be durable.
+            # After an interrupt, it is not known whether the log is durable.
             with suppress(SyncFailed):
                 self.end_sync(syncing, OSError(errno.EINTR, os.strerror(errno.EINTR)))
             raise
@@ -769,7 +769,7 @@ class MemoryStore(Store):
             if write is not None and write.kind in RECORDS and write.key in erase:
                 self._writes[place] = None
                 del self._values[write[:2]]
-                # Any write up to the present one may be missing from now on.
+                # From now on, any write up to the present last one may have been erased.
                 self.erased = len(self._writes)
 
     def forget(self) -> None:

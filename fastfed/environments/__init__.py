@@ -1,7 +1,8 @@
 """Environments of bandits, which produce contexts and rewards, and adversaries of experts.
 
-All of them are called through one C interface. To add an environment, write a class with a
-``kind`` and add a line to ``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
+An adversary produces the losses of experts. Compiled code calls all environments and adversaries
+through one C interface. To add one, write a class with a ``kind``, and add a line to
+``BANDIT_ENVIRONMENTS`` or ``ADVERSARIES``.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ REQUIRED_METHODS = ("natural_silos", "facts", "open", "describe")
 
 
 def check_environment(kind: str, entry: Any) -> tuple[type, str]:
-    """Return the class that a plug-in's entry point names, and its summary.
+    """Return (class, summary) of an environment that another package adds by an entry point.
 
-    Raises InputError if that class is no environment of this kind.
+    ``entry`` is the object that the entry point names. Raises InputError if it is no class of an
+    environment of this kind.
     """
     if not (isinstance(entry, type) and dataclasses.is_dataclass(entry)):
         raise must_be("a dataclass", entry)
@@ -131,7 +133,7 @@ def environment_from_spec(spec: Any) -> Environment:
         if field.default is missing and field.default_factory is missing and name not in keys:
             raise InputError(f'environment.{name} is required for kind = "{kind}"')
     factory: Any = fields["reward"].default_factory if "reward" in keys else dataclasses.MISSING
-    # A log has no factory: its `reward` is the name of a column.
+    # Only a reward distribution has a default factory. The `reward` of a log is a column's name.
     if factory is not dataclasses.MISSING:
         default, reward = factory(), keys["reward"]
         # If the environment's default distribution is Gaussian, its std is the default std.

@@ -14,8 +14,7 @@ from fastfed._validate import InputError, integer, number, show
 from fastfed.environments.base import EnvironmentSpec, RewardDistribution, described
 from fastfed.environments.pool import SAMPLING
 
-#: Actions if neither ``means`` nor ``actions`` is given, and the largest number of them: every silo
-#: stores K^2 numbers.
+#: The default number of arms, and the largest number of arms K: every silo stores K^2 numbers.
 ACTIONS, MAX_ARMS = 10, 1000
 
 
@@ -79,22 +78,25 @@ class Arms:
             dimension=self._arms,
             actions=self._arms,
             reward=RewardDistribution(),
-            # ||theta*|| may exceed 1, but no mean does.
+            # `linear` would promise ||theta*|| <= 1, but the vector of means may be longer.
             linear=False,
             arms=True,
             contexts_made=False,
         )
 
     def theta(self, seed: int, replicate: int) -> np.ndarray:
-        """Return the means of one replicate, shape (K,)."""
+        """Return the mean rewards of the arms in one replicate, shape (K,)."""
         if self.means is not None:
             return np.array(self.means)
         arms = range(self._arms)
         return np.array([rng.uniform(seed, INSTANCE, replicate, 0, a) for a in arms])
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes of a replicate: every silo stores the unit vectors and the means."""
-        # An eager silo also has a model, of which it touches 14 numbers for each arm.
+        """Return the bytes of memory of a replicate that serves this number of curves.
+
+        Every silo stores the unit vectors and the means.
+        """
+        # An eager silo, whose model changes in every round, also uses 14 float64 for each arm.
         return silos * self._arms * (4 * self._arms + 8 + 112 * curves)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:

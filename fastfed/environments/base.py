@@ -21,8 +21,7 @@ from fastfed._validate import InputError, choice, integer, number, show
 #: Kinds of reward distributions; the same numbers are in src/ff_environment.h.
 REWARD_KINDS = {"none": 0, "bernoulli": 1, "gaussian": 2}
 
-#: A larger number of actions is a typing error. It would fill the memory, as would more features
-#: than MAX_DIMENSION.
+#: Largest number of actions. A larger number is a typing error, and would fill the memory.
 MAX_ACTIONS = 2**31 - 1
 
 #: Condition of a user-level guarantee that concerns the environment, not the mechanism.
@@ -207,8 +206,8 @@ class Environment(Protocol):
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify the environment.
 
-        A store of results is resumed only by an environment with the same data. So environments
-        with equal data must have equal contexts and rewards.
+        A store of results is continued only if the environment returns the same plain data. So two
+        environments that return the same must produce equal contexts and rewards.
         """
         ...
 
@@ -244,7 +243,7 @@ COMMON_LOSSES_CAVEAT = (
     "and the account covers all clients together"
 )
 
-#: A larger number of experts is a typing error, and would fill the memory.
+#: Largest number of experts. A larger number is a typing error, and would fill the memory.
 MAX_EXPERTS = 2**24
 
 #: float64 represents all integers up to this one, so sums of losses up to it are exact.
@@ -254,6 +253,8 @@ MAX_EXACT = 2.0**53
 @dataclass(frozen=True)
 class LossSpec:
     """Properties that an adversary guarantees: theory relies on them, and clients clip to them.
+
+    A loss is a convex function of weights x of the experts. Gradients are taken at x.
 
     Parameters
     ----------
@@ -382,13 +383,16 @@ def check_exact_sums(silos: int, horizon: int, unit: float) -> None:
 
 
 def chances(means: np.ndarray) -> np.ndarray:
-    """Round probabilities (d,) to multiples of 2^-31, and return their numerators as uint32."""
+    """Return probabilities (d,) as numerators of fractions with denominator 2^31, in uint32.
+
+    Each probability is rounded to the nearest such fraction.
+    """
     return np.rint(np.asarray(means) * loss_kernels.CHANCES).astype(np.uint32)
 
 
 def best_expert(seed: int, replicate: int, experts: int) -> int:
-    """Draw the index of the best expert of a replicate.
+    """Return a random index in 0..``experts`` - 1, for the best expert of a replicate.
 
-    It is uniform in 0..``experts`` - 1, so that no rule for breaking ties favours the best expert.
+    With a fixed index, a rule that breaks ties by index could favour the best expert.
     """
     return rng.uniform_int(seed, INSTANCE, replicate, 0, 0, experts)

@@ -67,8 +67,8 @@ def _digits() -> tuple[Any, ...]:
     return table[:, :-1] / 16.0, table[:, -1].astype(np.int64), None
 
 
-#: Columns of the RAND experiment: the least and largest value by the code book, and the interval
-#: to which they are mapped.
+#: Column of the RAND experiment -> its least and largest value by the code book, and the ends of
+#: the interval to which these values are mapped.
 _RANDHIE = {
     "lncoins": (0.0, 4.62, -1.0, 1.0),
     "idp": (0.0, 1.0, 0.0, 1.0),
@@ -80,15 +80,17 @@ _RANDHIE = {
     "hlthf": (0.0, 1.0, 0.0, 1.0),
     "hlthp": (0.0, 1.0, 0.0, 1.0),
 }
-#: Columns that distinguish people: health at the start, which is the same in all rows of a person.
+#: Columns of the RAND experiment that distinguish people: health at the start of the experiment,
+#: which is the same in all rows of a person.
 _PERSON_COLUMNS = ("disea", "physlm", "hlthg", "hlthf", "hlthp")
 
 
 def _randhie() -> tuple[Any, ...]:
     """Return the RAND health insurance experiment: who sees a doctor twice a year or more.
 
-    Features (people, 9) are terms of the insurance and health, scaled by limits of the code book.
-    There is one record for the first year of each person; consecutive rows with the same health
+    The result is (features, classes, default norm, note). Features (people, 9) are terms of the
+    insurance and health, scaled by limits of the code book. There is one record for the first year
+    of each person; consecutive rows with the same health
     count as one person. Class 1 means at least two visits, class 0 fewer. People are in a fixed
     random order, so that families, whose rows are adjacent in the file, are spread over all silos.
     Source: Deb and Trivedi 2002; the file comes with statsmodels.
@@ -328,8 +330,9 @@ class Classification(PoolEnvironment):
     def load(self, silos: int | None) -> Pool:
         """Return the pool, with one query for each record, divided among M silos.
 
-        Without a silo column, these are M equal contiguous blocks. With one, M must be None or the
-        number of its values. Silos are numbered in order of first appearance.
+        Without a silo column, the silos are M equal contiguous blocks of records. With a silo
+        column, M must be None or the number of different values in the column. Silos are numbered
+        in order of first appearance.
         """
         if silos is not None:
             silos = integer("silos", silos, at_least=1)
@@ -348,9 +351,9 @@ class Classification(PoolEnvironment):
         return records_pool(records, *options, tuple(notes), declared)
 
     def _records(self) -> tuple[Records, list[str], bool]:
-        """Return the records of a table or of a data set of ``PACKAGED_DATA``, and notes on them.
+        """Return (records, notes, declared) of a table or of a data set of ``PACKAGED_DATA``.
 
-        The last value is True if limits of all columns are known without the records.
+        ``declared`` is True if limits of all columns are known without the records.
         """
         if self._shipped:
             features, classes, default_norm, *notes = PACKAGED_DATA[self.data]()
@@ -368,7 +371,7 @@ class Classification(PoolEnvironment):
             declared = len(ranges) == count
             # Each column contributes at most one feature that is not 0, of at most 1.
             norm = math.sqrt(count + 1.0) if declared and self.norm is None else self.norm
-        # Edges declare the classes, also those that no record has.
+        # The edges in `bins` declare the classes, also classes that no record has.
         n_classes = None if self.bins is None else len(self.bins) + 1
         return Records(features, classes, owner, norm, n_classes), notes, declared
 
@@ -391,12 +394,13 @@ class Classification(PoolEnvironment):
         return 0.0, 1.0
 
     def natural_silos(self) -> int | None:
-        """Return the number of silos that the data define, or None."""
+        """Return the number of silos that the data define; None if any number is allowed."""
         return self.pool(None).silos if self.silo is not None else None
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
-        # The digest identifies records of tables and arrays. Their name is "norm" in all stores.
+        # A digest identifies records of tables and arrays. In place of a name, stores have always
+        # had the text "norm" for them.
         name, digest = "norm", None
         if self._shipped:
             name = str(self.data)

@@ -33,11 +33,21 @@ def from_table(
     known: Mapping[str, Any] | None = None,
     bins: Sequence[float] | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, tuple[str, ...]]:
-    """Return the features, classes and silos of the records of a table, and notes.
+    """Return the features, classes and silos of the records (rows) of a table, and notes.
 
-    Features have shape (n, p - 1), classes and silos (n,); silos are None if ``silo`` is None.
-    ``known`` are the declared ranges of columns, as `selection.declared_columns` returns them, and
-    ``bins`` the edges that make classes of a label of numbers.
+    ``label``, ``silo`` and ``columns`` name columns. ``known`` are the declared ranges of columns,
+    as `selection.declared_columns` returns them, and ``bins`` the edges that make classes of a
+    label of numbers.
+
+    Returns
+    -------
+    features : ndarray, shape (n, p - 1)
+        Without the constant feature that is added later.
+    classes : ndarray of int64, shape (n,)
+    silos : ndarray of int64, shape (n,), or None
+        None if ``silo`` is None.
+    notes : tuple of str
+        Caveats for the certificate.
     """
     if label is None:
         raise InputError(
@@ -178,7 +188,7 @@ def features_of(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the features (n, p - 1) of the named columns, and notes for the certificate.
 
-    ``declared`` are the declared ranges of columns, all of which must be among ``names``.
+    ``declared`` maps columns to their declared ranges. All of these columns must be in ``names``.
     """
     for name in declared:
         if name not in names:
@@ -259,9 +269,10 @@ def features_of(
 
 
 def _is_identifier(cells: list[str]) -> bool:
-    """Return True if all cells differ, and all of them are whole numbers or none is a number.
+    """Return True if a column's cells seem to identify records: all of them differ.
 
-    Return False for few cells, which may all differ by chance, and for measurements with decimals.
+    The cells must all be whole numbers, or none of them a number: measurements with decimals may
+    all differ too. Return False for few cells, which may all differ by chance.
     """
     if len(set(cells)) < len(cells):
         return False
@@ -274,7 +285,8 @@ def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
     """Warn if a column of texts has dates, numbers with units, or texts that differ in case only.
 
     Each different text is a class or a category. This is a warning and no note, since a certificate
-    must not depend on cells. Only texts of labels are quoted: their classes are public actions.
+    must not depend on cells. With ``quoted``, the warning quotes texts. This is only for labels,
+    whose classes are public actions.
     """
     texts = {cell for cell in table.column(name) if cell not in MISSING}
     by_case: dict[str, list[str]] = {}
@@ -333,7 +345,10 @@ def _scaled_column(table: Table, name: str, cells: list[str], absent: np.ndarray
 
 
 def _classes(table: Table, label: str) -> np.ndarray:
-    """Return the class of each record, int64 (n,). Numeric labels are sorted by value."""
+    """Return the class of each record, int64 (n,), from the label column.
+
+    Classes are numbered in the order of the labels: by value if all are numbers, else as texts.
+    """
     cells = table.complete("label", label)
     numeric = all(NUMBER.fullmatch(cell) for cell in cells)
     # Decimal is exact. As floats, long identifiers could be rounded to the same class.
@@ -354,14 +369,14 @@ def _classes(table: Table, label: str) -> np.ndarray:
     return classes
 
 
-#: A label probably holds numbers, not classes, if it has more classes than the first number and
-#: on average fewer records of each class than the second.
+#: A label probably holds numbers, not classes, if it has more than _MANY_CLASSES different values
+#: and on average fewer than _FEW_RECORDS records of each value.
 _MANY_CLASSES, _FEW_RECORDS = 20, 10
-#: A label with fractions such as 1.5 probably holds numbers if it has more classes than this.
+#: A label with fractions such as 1.5 probably holds numbers if it has more values than this.
 _MANY_FRACTION_CLASSES = 10
-#: In a feature column with fewer whole numbers, or fewer texts, all may differ by chance.
+#: In a feature column with fewer cells that are whole numbers, or texts, all may differ by chance.
 _MANY_NUMBERS, _MANY_TEXTS = 50, 20
-#: With more classes, numbers that are not whole are refused: a run would take too long.
+#: A label with fractions and with more values than this is refused: a run would take too long.
 _MAX_FRACTION_CLASSES = 100
 
 
@@ -391,7 +406,7 @@ def _label_notes(table: Table, label: str, classes: np.ndarray) -> tuple[str, ..
 
 
 def _decimals(table: Table, label: str, cells: list[str]) -> list[Decimal]:
-    """Convert the numeric cells of the label column to exact decimals."""
+    """Return the numeric cells of the label column as exact decimals."""
     decimals = []
     for cell, line in zip(cells, table.where, strict=True):
         try:

@@ -31,9 +31,9 @@ def to_gymnasium(
 ) -> gymnasium.Env[np.ndarray, np.int64]:
     """Return one silo of an environment as a Gymnasium environment.
 
-    Its contexts and expected rewards are those of simulations with the same seed and sizes. Rewards
-    of a round do not depend on the actions of earlier rounds. There is no privacy: the agent sees
-    raw features and rewards, and no certificate covers it.
+    Contexts and expected rewards are the same as in simulations with the same seed and sizes.
+    Rewards of a round do not depend on the actions of earlier rounds. There is no privacy: the
+    agent sees raw features and rewards, and no certificate covers the agent.
 
     Parameters
     ----------
@@ -114,7 +114,11 @@ def to_gymnasium(
         def reset(
             self, *, seed: int | None = None, options: dict[str, Any] | None = None
         ) -> tuple[np.ndarray, dict[str, Any]]:
-            """Show the features of the next round, or of the first round of a seed."""
+            """Go to the next round, or with ``seed`` to the first round of that seed.
+
+            Return the features of the round's actions (K, d), and a dict with the numbers of
+            replicate and round and the mask of offered actions.
+            """
             super().reset(seed=seed)
             if seed is not None:
                 self._start(check_seed(seed))

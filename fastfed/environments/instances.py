@@ -127,7 +127,8 @@ GAP_LEVELS = 60
 class Diversity:
     """Estimates of lambda_0 and C_0 for theta* of one replicate, with standard errors.
 
-    On average lambda_0 is underestimated and C_0 overestimated; see ``diversity``.
+    lambda_0 measures the diversity of contexts, C_0 how frequent small gaps between the two best
+    actions are. On average lambda_0 is underestimated and C_0 overestimated; see ``diversity``.
 
     Attributes
     ----------
@@ -165,7 +166,7 @@ def diversity(
         Rounds 1 to ``rounds`` of every silo are used, at least 100. The estimates treat them as
         independent draws from one distribution.
     seed, replicate : int
-        They determine theta*, on which lambda_0 and C_0 depend.
+        Seed and number of the replicate. They determine theta*, on which lambda_0 and C_0 depend.
 
     Returns
     -------
@@ -232,9 +233,10 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
 
 
 def margin(gaps: np.ndarray) -> tuple[float, float]:
-    """Estimate C_0 = sup of P(gap <= e)/e from observed gaps (n,), n >= 100.
+    """Return an estimate of C_0 = sup of P(gap <= e)/e from observed gaps (n,), n >= 100.
 
-    Return the largest ratio over a grid of levels e, and its standard error.
+    The estimate is the largest ratio over a grid of levels e. The second result is its standard
+    error.
     """
     ordered = np.sort(gaps)
     n = len(ordered)

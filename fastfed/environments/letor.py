@@ -69,7 +69,7 @@ class _Derived:
 
 @dataclass(frozen=True, eq=False)
 class _Model:
-    """theta*, notes and linearity of a pool."""
+    """theta* (d,) of a pool, its notes, and whether mean rewards are linear in the features."""
 
     theta: np.ndarray
     notes: tuple[str, ...]
@@ -210,7 +210,7 @@ def _checked_columns(features: str | Sequence[int]) -> tuple[int, ...] | None:
 def _checked_reward_range(
     reward_range: tuple[float, float] | None, scaling: str
 ) -> tuple[float, float] | None:
-    """Check the option ``reward_range``, and return the range to which mean rewards are mapped.
+    """Return the range to which mean rewards are mapped: the checked option ``reward_range``.
 
     The default is (0, 1). Return None for scaling "row", which maps no rewards.
     """
@@ -280,7 +280,7 @@ def _compute_pool(
         )
 
     def compute_into(storage: PoolStorage) -> _Model:
-        """Compute theta*, features and rewards of all rows into the storage."""
+        """Add features and mean rewards of all rows to the storage; return theta* and notes."""
         if options["scaling"] == "column":
             span = options["reward_range"]
             model = _store_scaled_by_column(letor, columns, theta, largest, span, path, storage)
@@ -358,9 +358,10 @@ def _reader(letor: LetorRows) -> Iterator[Callable[[int, int], np.ndarray]]:
 def _fit_theta(
     letor: LetorRows, columns: np.ndarray, penalty: float, adapt: bool
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Fit theta* on the raw columns, with a smaller penalty if ``adapt`` and theta* would be 0.
+    """Fit theta* to relevance on the raw columns by a lasso with this penalty.
 
-    Return theta* (d,), the largest absolute value of each column (d,), and notes.
+    Return theta* (d,), the largest absolute value of each column (d,), and notes. If theta* would
+    be 0 and ``adapt`` is True, use a smaller penalty.
 
     The lasso depends on X and y only through inner products, which an orthogonal map preserves. So
     it is solved on the triangular factor R of [X | y] = Q R, which is computed chunk by chunk and
@@ -383,7 +384,8 @@ def _fit_theta(
             relevance = letor.relevance[letor.starts[first] : letor.starts[last], None]
             stacked = np.vstack([factor, np.hstack([raw, relevance])])
             factor = np.asarray(np.linalg.qr(stacked, mode="r"))
-    # scikit-learn divides the squared loss by the number of rows: here the rows of R, not of X.
+    # scikit-learn divides the squared loss by the number of rows it gets, which are the rows of R
+    # and not of X. This factor of the penalty corrects for it.
     row_ratio = len(letor.relevance) / len(factor)
     lasso = Lasso(alpha=penalty * row_ratio, fit_intercept=False, max_iter=10_000)
     with warnings.catch_warnings(record=True) as caught:
@@ -477,7 +479,7 @@ def _store_scaled_by_column(
 def _store_scaled_by_row(
     letor: LetorRows, columns: np.ndarray, theta: np.ndarray, storage: PoolStorage
 ) -> _Model:
-    """Scale each row to norm 1, add them to ``storage``, and return the model.
+    """Scale each row to norm 1, add the rows to ``storage``, and return the model.
 
     Mean rewards are <raw row, theta>, so they are not linear in the scaled rows.
     """

@@ -258,7 +258,7 @@ def _parse_in_memory(
 
 
 class _BoundedBlocks(list[np.ndarray]):
-    """A list of arrays that raises InputError if they have more than a number of bytes in total."""
+    """A list of arrays that raises InputError if its arrays have more than ``max_bytes`` in all."""
 
     def __init__(self, max_bytes: int | None, too_large: str) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def is_value(text: str) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows of one block: relevance (n,), qid (n,), float32 values (n, largest index)."""
+    """Rows of one block: relevance (n,), query number (n,), float32 values (n, largest index)."""
 
     relevance: np.ndarray
     qid: np.ndarray
@@ -65,10 +65,10 @@ class TooWide(Exception):
 
 
 def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
-    """Parse a block of whole lines; return None if a line is not plain LETOR text.
+    """Return the rows of a block of whole lines; None if a line is not plain LETOR text.
 
     In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``index:decimal``
-    with increasing indices, and optionally a comment.
+    with increasing indices, and optionally a comment. ``limit`` is the largest index allowed.
     """
     lines = count_lines(block)
     width = _first_width(block, limit)
@@ -93,16 +93,17 @@ def count_lines(block: bytes) -> int:
 
 
 def _first_width(block: bytes, limit: int) -> int:
-    """Return the largest feature index of the first line, which most other lines share."""
+    """Return the largest feature index of the first line, a guess for the whole block."""
     line = block[: block.find(b"\n") + 1].partition(b"#")[0]
     index = line.rpartition(b":")[0].rpartition(b" ")[2]
     return min(int(index), limit) if index.isdigit() and 0 < len(index) < 6 and int(index) else 1
 
 
 def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURES) -> Rows:
-    """Parse whole lines one by one.
+    """Return the rows of a block of whole lines, parsed one by one.
 
-    ``line`` is the number of the first line. Raises InputError with ``name:line`` and the fault.
+    ``name`` is the file, ``line`` the number of the first line, and ``limit`` the largest index
+    allowed. Raises InputError with file, line and the fault.
     """
     relevance: list[int] = []
     qids: list[int] = []
@@ -129,7 +130,7 @@ def parse_lines(block: bytes, name: str, line: int = 1, limit: int = MAX_FEATURE
 
 
 def _pairs(tokens: list[bytes], where: str, limit: int) -> dict[int, float]:
-    """Parse the pairs index:value of one line, and return the values by index.
+    """Return index -> value from the pairs index:value of one line.
 
     ``where`` names file and line, for error messages, and ``limit`` is the largest index allowed.
     """
@@ -181,7 +182,10 @@ def _advice_on_missing(token: bytes) -> str:
 
 
 def _parse_integer(token: bytes, where: str, name: str, bits: int) -> int:
-    """Parse a whole number, written as an integer (2) or with an empty fraction (2.0)."""
+    """Return a whole number, written as an integer (2) or with an empty fraction (2.0).
+
+    ``name`` is the quantity, for error messages. The number must be in [-2^bits, 2^bits).
+    """
     if _WHOLE.fullmatch(token) and len(token) <= 40:
         value = int(token.split(b".")[0])
         if -(2**bits) <= value < 2**bits:

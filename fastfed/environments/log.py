@@ -50,12 +50,12 @@ _TABLE_KEYS = (
     *("action", "reward", "propensity", "silo", "columns", "ranges", "where", "missing"),
     *FILE_PARTS,
 )
-#: Columns of the Open Bandit Dataset that are features of a visitor.
+#: How the names of those columns of the Open Bandit Dataset begin that are features of a visitor.
 _VISITOR_PREFIX = "user_feature_"
 #: Number of rounds whose actions are scored at once, which bounds memory.
 _ROUNDS_AT_ONCE = 4096
-#: The expected value of 1 / propensity is the number of actions. A warning says if the mean differs
-#: from it by more than this number of standard errors.
+#: The expected value of 1 / propensity is the number of actions. If the mean of 1 / propensity
+#: differs from this number by more standard errors than this, a note says so.
 _MAX_STANDARD_ERRORS = 6.0
 
 #: Caveats of every log, for certificates.
@@ -71,9 +71,10 @@ _NOTES = (
 class Rounds:
     """The rows of a log, sorted by silo and otherwise in the order of the log.
 
-    A round has features z of the decision with a constant, and its actions have features u. The
-    features of an action are u z', flattened, or a projection of it to ``dimension`` numbers.
-    Without features of actions, u is 1 for the action and 0 for all other actions.
+    A round has features z of the decision, including a constant, and its actions have features u.
+    The features of an action in a round are the product u z', flattened, or a projection of this
+    product to ``dimension`` numbers. Without features of actions, u is the unit vector of the
+    action.
 
     Parameters
     ----------
@@ -90,7 +91,8 @@ class Rounds:
     available : ndarray of bool, shape (M, K)
         The actions that each silo's log ever takes; shape (M, 0) if actions have features.
     chosen : ndarray of int64, shape (n,)
-        The logged action: its index in ``actions``, or its position among those of the round.
+        The logged action: its index in ``actions``. If actions have features, its position among
+        the offered actions of the round.
     rewards, propensities : ndarray, shape (n,)
         Reward of the logged action, and the logging policy's probability of it.
     silo_starts : ndarray of int64, shape (M + 1,)
@@ -132,8 +134,8 @@ class Rounds:
     def features(self, round: int) -> np.ndarray:
         """Return the features of the logged action of a round, shape (d,).
 
-        They are products of the features of the round and of the action. If there are ``maps``, a
-        public matrix projects the products to fewer numbers.
+        They are all products of a feature of the round and a feature of the action. If there are
+        ``maps``, a public matrix projects these products to d numbers.
         """
         z, action = self.z[round], int(self.chosen[round])
         if self.u is not None and self.starts is not None:
@@ -148,8 +150,9 @@ class Rounds:
     def probabilities(self, rounds: range, silo: int, theta: np.ndarray, top: int) -> np.ndarray:
         """Return the probability of the logged action under a policy, shape (len(rounds),).
 
-        The policy chooses uniformly among the ``top`` actions of the largest <x, theta>. Ties are
-        broken in favour of the first action.
+        The policy chooses uniformly among the ``top`` offered actions whose features x have the
+        largest <x, theta>. Ties are broken in favour of the first action. ``rounds`` are rounds of
+        ``silo``.
         """
         z, chosen = self.z[rounds.start : rounds.stop], self.chosen[rounds.start : rounds.stop]
         result = np.zeros(len(rounds))
@@ -177,7 +180,7 @@ class Rounds:
         return result
 
     def counts(self, rounds: range, silo: int) -> np.ndarray:
-        """Return the number of actions that are offered in each round."""
+        """Return the number of actions offered in each of these ``rounds`` of a silo, (n,)."""
         if self.starts is None:
             return np.full(len(rounds), int(self.available[silo].sum()))
         return np.diff(self.starts)[rounds.start : rounds.stop]
@@ -187,9 +190,9 @@ class Rounds:
 class _Rows:
     """The rows of a log in the order of the log; most fields are as in `Rounds`.
 
-    ``where`` names file and line of each row, ``owner`` its silo (None: the log has no silos), and
-    ``sizes`` its number of offered actions. ``norm`` is a limit on the norm of features that is
-    known without the log.
+    ``where`` names file and line of each row. ``owner`` is the silo of each row, None if the log
+    has no silos. ``sizes`` is the number of actions that are offered in each row. ``norm`` is a
+    limit on the norm of features that is known without the log; None if there is none.
     """
 
     where: Sequence[str]
@@ -309,7 +312,7 @@ class Log:
     # ---- What every environment has --------------------------------------------------------------
 
     def natural_silos(self) -> int | None:
-        """Return the number of silos that the data define, or None."""
+        """Return the number of silos that the data define; None if any number is allowed."""
         has_several_files = self.format == "vw" and len(self._files()) > 1
         return self.rounds(None).silos if has_several_files or self.silo is not None else None
 
@@ -360,7 +363,7 @@ class Log:
     # ---- Rows ------------------------------------------------------------------------------------
 
     def rounds(self, silos: int | None) -> Rounds:
-        """Return the rows for M silos; None if the data define the silos."""
+        """Return the rows of the log for M silos; None means that the data define the silos."""
         if silos not in self._rounds:
             read = self._read_vw_files if self.format == "vw" else self._read_tables
             self._rounds[silos] = read(silos)
@@ -542,9 +545,9 @@ class Log:
 
 
 def _silo_order(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Assign the rows of a log to silos.
+    """Return the first round of each silo (M + 1,), and the row numbers sorted by silo (n,).
 
-    Return the first round of each silo (M + 1,), and the row numbers sorted by silo (n,).
+    Without a silo column, the rows are divided in order among ``silos`` silos of nearly equal size.
     """
     count = len(raw.z)
     if raw.owner is None:
@@ -566,8 +569,8 @@ def _propensity_doubts(
     """Return a note if the propensities cannot be right, else an empty tuple.
 
     If every action has a positive probability, the mean of 1 / propensity is near the mean number
-    of offered actions. That number is in ``sizes`` (n,), or else follows from ``available``, which
-    states for each silo which actions it offers.
+    of offered actions. The number of offered actions is in ``sizes`` (n,). If ``sizes`` is None, it
+    is the number of actions that ``available`` (M, K) marks for the silo of the row.
     """
     inverse = 1.0 / propensities
     counts = np.repeat(available.sum(axis=1), np.diff(silo_starts)) if sizes is None else sizes
@@ -586,9 +589,10 @@ def _propensity_doubts(
 
 
 def _rounding_error(propensities: np.ndarray) -> float:
-    """Return how far rounding to 2, 3 or 4 decimals may move the mean of 1 / propensity.
+    """Return by how much rounded propensities (n,) may change the mean of 1 / propensity.
 
-    Return 0 for propensities (n,) with more decimals. With 0.333 for 1 / 3 the mean is 3.003.
+    For example, 0.333 instead of 1 / 3 gives 3.003 instead of 3. The result is for rounding to 2, 3
+    or 4 decimals, and 0 for propensities with more decimals.
     """
     for decimals in (2, 3, 4):
         if np.array_equal(np.round(propensities, decimals), propensities):
@@ -598,7 +602,7 @@ def _rounding_error(propensities: np.ndarray) -> float:
 
 
 def _sorted_actions(names: set[str]) -> list[str]:
-    """Return names of actions, sorted as numbers if all are whole numbers."""
+    """Return the sorted names of actions: by value if all are whole numbers, else as texts."""
     if all(name.isdecimal() and len(name) < 19 for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)

@@ -115,7 +115,7 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _parse_line(where: str, line: str) -> Decision:
-    """Parse one line to the decision that it logs."""
+    """Return the decision that one line logs. ``where`` names the file and the line."""
     label, shared = _label_and_features(where, line)
     decision = Decision(where, shared)
     _set_label(decision, where, label)
@@ -125,10 +125,10 @@ def _parse_line(where: str, line: str) -> Decision:
 
 
 def _parse_block(path: str, block: list[tuple[int, str]]) -> Decision:
-    """Parse the numbered lines of one block to the decision that they log.
+    """Return the decision that the numbered lines of one block log.
 
     The first line may hold features that all actions share. Each other line is an action, and the
-    line of the chosen action has a label.
+    line of the chosen action has a label. ``path`` names the file, for error messages.
     """
     first = f"{path}:{block[0][0]}"
     decision = Decision(first)
@@ -176,7 +176,7 @@ def _set_label(decision: Decision, where: str, label: str) -> None:
 
 
 def _label_and_features(where: str, line: str) -> tuple[str, Features]:
-    """Split a line of Vowpal Wabbit's format into its label and its features.
+    """Return the label and the features of a line in Vowpal Wabbit's format.
 
     A tag, which begins with an apostrophe, is left out of the label. ``where`` names the file and
     the line, for error messages.
@@ -206,7 +206,10 @@ def _label_and_features(where: str, line: str) -> tuple[str, Features]:
 
 
 def _name_and_value(where: str, token: str) -> tuple[str, float]:
-    """Split the text ``name`` or ``name:value`` into the name and the value, 1 by default."""
+    """Return name and value of the text ``name:value`` or ``name``; the default value is 1.
+
+    ``where`` names the file and the line, for error messages.
+    """
     name, colon, text = token.partition(":")
     if not name or (colon and not NUMBER.fullmatch(text)) or not math.isfinite(float(text or 1)):
         raise InputError(
@@ -217,10 +220,10 @@ def _name_and_value(where: str, token: str) -> tuple[str, float]:
 
 
 def dense(rows: Sequence[Features], what: str) -> tuple[list[str], np.ndarray]:
-    """Convert n dictionaries of features to an array.
+    """Return the sorted names of all p features of n rows, and their values (n, p).
 
-    Return the sorted names of all p features, and their values (n, p). Features that a row lacks
-    are 0. ``what`` is what the rows are, for error messages.
+    A row is a dictionary from the names of its features to values. Features that a row lacks are 0.
+    ``what`` names the kind of rows, such as "actions", for error messages.
     """
     names = sorted(set().union(*rows))
     if len(names) >= MAX_DIMENSION or 8 * len(names) * len(rows) > MAX_FEATURE_BYTES:

@@ -114,9 +114,10 @@ class StochasticLosses:
 
 
 def linear_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """Return <mu, x> - ``best``: the expected loss of x minus that of the best expert.
+    """Return <mu, x> - ``best``: the expected loss of weights x minus that of the best expert.
 
-    mu is ``means``, and ``best`` its minimum.
+    mu (d,) is ``means``, the expected loss of each expert, and ``best`` is its minimum. Negative
+    rounding errors become 0.
     """
     return max(0.0, float(means @ x) - best)
 
@@ -143,8 +144,8 @@ class LinearSuboptimality:
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
         """Return the suboptimality (n,) of each row of ``rows`` (n, d), as `__call__` computes it.
 
-        The stacked products have the same bits as n calls. One product of a matrix and a vector
-        would be rounded differently.
+        The n stacked products of two vectors have the same bits as n calls. One product of a matrix
+        and a vector would be rounded differently.
         """
         products = (rows[:, None, :] @ self.means[:, None])[:, 0, 0]
         suboptimality: np.ndarray = np.maximum(0.0, products - self.best)
@@ -152,26 +153,27 @@ class LinearSuboptimality:
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:
-    """Return the expected quadratic loss of x: E <g, x>^2 / 2.
+    """Return the expected quadratic loss of weights x (d,): E <g, x>^2 / 2.
 
-    The entries of g are independent, and 1 with the probabilities mu = ``means``. So the result is
-    (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
+    The entries of g are independent, and are 1 with the probabilities mu = ``means``, else 0. So
+    the result is (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
     """
     return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
 
 
 def square_suboptimality(means: np.ndarray, best: float, x: np.ndarray) -> float:
-    """Return ``square_loss`` minus ``best``, its minimum over the simplex."""
+    """Return the `square_loss` of x minus ``best``, the minimum of this loss over the simplex."""
     return max(0.0, square_loss(means, x) - best)
 
 
 def square_minimum(means: np.ndarray) -> float:
     """Return the least value of ``square_loss`` over the simplex, for mu = ``means``.
 
-    At the minimum x there is a number lambda: <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda
-    where x_n > 0, and is at least lambda elsewhere. With s = <mu, x> this means that x_n =
-    (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So the support consists of the k experts with the least
-    means, for some k. For each k, s and lambda solve two linear equations.
+    At the minimum x, the KKT conditions hold with a multiplier lambda: the partial derivative
+    <mu, x> mu_n + x_n mu_n (1 - mu_n) equals lambda where x_n > 0, and is at least lambda
+    elsewhere. With s = <mu, x> this means that x_n = (lambda - s mu_n)_+ / (mu_n (1 - mu_n)). So
+    the support consists of the k experts with the least means, for some k. For each k, s and lambda
+    solve two linear equations.
     """
     if means.min() == 0.0:
         return 0.0
@@ -368,8 +370,9 @@ class ObliviousLosses:
     Parameters
     ----------
     losses : array_like, shape (T, d) or (m, T, d), or path
-        Losses with shape (T, d) if all clients receive the same losses, or with shape (m, T, d) if
-        each of m clients has its own. A path is a .npy file of such an array.
+        Losses by round and expert, (T, d), if all clients receive the same losses. Losses by
+        client, round and expert, (m, T, d), if the m clients receive different losses. A path names
+        a .npy file of such an array.
     function : numba.cfunc, callable or str
         A ``numba.cfunc`` of ``losses_signature()``, a plain callable
         ``(seed, replicate, silo, round) -> losses (d,)``, or the text "module:name", which is
@@ -499,7 +502,7 @@ class ObliviousLosses:
 
     @property
     def _declared(self) -> dict[str, int]:
-        """Keys of `describe` that the first versions lacked, unless they have their defaults."""
+        """Entries of `describe` for fields that the first versions of fastfed did not have."""
         # Leaving out the default keeps the identity of results of earlier versions.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 

@@ -1,7 +1,7 @@
 """Pools, which are finite action sets read from data, and the environments that draw from them.
 
-A query is one decision. It offers a few actions; each action is a row of features with a known
-mean reward.
+A query is one decision to make, for example a search with its documents. It offers a few actions.
+Each action is a row of features with a known mean reward.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Pool:
         linear: bool = False,
         conditions: tuple[tuple[str, bool], ...] = (),
     ) -> Pool:
-        """Return a checked pool with these row-major features.
+        """Return a pool with these features, after checking all arguments.
 
         Parameters
         ----------
@@ -144,8 +144,8 @@ class Pool:
     def quantised(self) -> environments.QuantisedActions | None:
         """Buffer for a copy of the features in int16; None if it would be too large.
 
-        From these features compiled code computes cheap upper bounds on scores, so that it can skip
-        actions that cannot be best.
+        Compiled code fills the buffer. From int16 features it computes cheap upper bounds on
+        scores, so that it can skip actions that cannot be best.
         """
         buffer = environments.QuantisedActions(self.starts, self.dimension)
         return buffer if 0 < buffer.size <= MAX_QUANTISED else None
@@ -154,9 +154,9 @@ class Pool:
     def directions(self) -> environments.Directions | None:
         """Principal directions of the rows, from which compiled code bounds scores, or None.
 
-        They are the top eigenvectors of the second moments of DIRECTION_QUERIES queries. The
-        property is None if the pool or the dimension is small, or if more than 60 eigenvectors are
-        needed to capture almost all of the second moments.
+        They are the top eigenvectors of the sum of x x' over the rows x of DIRECTION_QUERIES
+        queries. The property is None if the pool or the dimension is small. It is also None if more
+        than 60 eigenvectors are needed to capture almost all of this sum.
         """
         if (
             self.queries < DIRECTION_QUERIES
@@ -171,9 +171,9 @@ class Pool:
         if not np.isfinite(moments).all():
             return None
         sizes, directions = np.linalg.eigh(moments)
-        # The share of the second moments that the first 1, 2, ... directions leave out.
+        # Entry r - 1: the share of the sum of squared features that r directions leave out.
         share_left = 1.0 - np.cumsum(sizes[::-1]) / max(sizes.sum(), np.finfo(float).tiny)
-        # Multiples of 6, which src/ff_directions.h requires.
+        # Numbers of directions that suffice; src/ff_directions.h requires a multiple of 6.
         direction_counts = [
             r
             for r in range(6, min(61, self.dimension // 2), 6)
@@ -193,8 +193,9 @@ class Pool:
     def with_intercept(self, kappa: float) -> Pool:
         """Return the pool with a constant as last feature.
 
-        x becomes (x / sqrt 2, 1 / sqrt(2 kappa)), of dimension d + 1. Means do not change.
-        ``linear`` becomes False, since theta* for the new features could have a norm above 1.
+        The features x of a row become (x / sqrt 2, 1 / sqrt(2 kappa)), of dimension d + 1. Mean
+        rewards do not change. ``linear`` becomes False, since theta* for the new features could
+        have a norm above 1.
         """
         d, count = self.dimension, len(self.means)
         values = np.empty(count * (d + 1), dtype=np.float32)
@@ -261,8 +262,8 @@ def equal_blocks(count: int, blocks: int) -> np.ndarray:
 def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the features of rows (n, d) as flat blocks for a pool, in the order of the queries.
 
-    Within the block of a query (or of all queries, if they have equal sizes) the values of one
-    feature are adjacent. ``starts`` holds the first row of each query, and n.
+    Concatenate the blocks to get `Pool.values`: for each query, the values of one feature are
+    adjacent. ``starts`` holds the first row of each query, and n.
     """
     sizes = np.diff(starts)
     if (sizes == sizes[0]).all():
@@ -274,7 +275,7 @@ def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _offsets(name: str, value: np.ndarray, last: int) -> np.ndarray:
-    """Check offsets, and return them as int64: they must increase from 0 to ``last``.
+    """Return offsets as int64, after checking that they increase from 0 to ``last``.
 
     ``name`` is the name of the argument, for error messages.
     """
@@ -373,7 +374,10 @@ class PoolEnvironment(ABC):
 
     @property
     def later_keys(self) -> dict[str, Any]:
-        """Keys of `describe` that the first versions lacked, unless they have their defaults."""
+        """Entries of `describe` for fields that the first versions of fastfed did not have.
+
+        A field with its default is left out, so that stores of earlier versions stay valid.
+        """
         return {} if self.intercept is None else {"intercept": self.intercept}
 
     def natural_silos(self) -> int | None:
@@ -429,8 +433,9 @@ class PoolEnvironment(ABC):
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return the bytes that a replicate takes in addition to the pool.
 
-        The replicate stores the order of its queries. Every curve stores bounds on the bonuses of
-        the actions that appear, and two numbers for each query: their version, and the last choice.
+        If queries come in a random order, the replicate stores this order. If queries can repeat,
+        every curve stores bounds on the bonuses of the actions that are expected to appear. It also
+        stores two numbers for each query: the version of these bounds, and the last choice.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
@@ -442,9 +447,9 @@ class PoolEnvironment(ABC):
         return curves * bounds
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Return the bytes that replicates of one process share.
+        """Return the bytes that all replicates of one process share.
 
-        These are the int16 features of the queries that appear.
+        They hold the int16 features of the queries that are expected to appear.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement" or pool.quantised is None:
@@ -452,7 +457,7 @@ class PoolEnvironment(ABC):
         return int(pool.quantised.size * self._fraction_drawn(pool, silos, horizon))
 
     def own_memory(self, silos: int) -> int:
-        """Return the bytes of the pool in memory, without memory-mapped files."""
+        """Return the bytes of the pool's arrays in memory, without memory-mapped files."""
         pool = self.pool(silos)
         arrays = (pool.values, pool.means, pool.starts, pool.best)
         return sum(a.nbytes for a in arrays if not is_mapped(a))

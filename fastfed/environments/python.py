@@ -58,10 +58,10 @@ class Python:
     The certificate takes ``linear``, ``bounded``, ``multiplicity`` and ``independent`` on trust.
 
     The privacy guarantee compares runs in which one user is replaced. If the environment stores
-    something about one user and uses it for the next, then replacing the first user changes the
-    next one too, which no guarantee covers. So a function that could store something (in
-    ``state``, a closure or attributes of an object) counts as independent only if you declare
-    ``independent``. Any other function is trusted to depend on its arguments only.
+    something about one user and uses it for the next user, then replacing the first user changes
+    the contexts or rewards of the next user too. No guarantee covers this. So a function that could
+    store something (in ``state``, a closure or attributes of an object) counts as independent only
+    if you declare ``independent``. Any other function is trusted to depend on its arguments only.
 
     Parameters
     ----------
@@ -167,9 +167,9 @@ class Python:
         )
 
     def _check(self, result: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Check the result of the user's function in one round, and return it as arrays.
+        """Return the features (K, d) and expected rewards (K,) of one round, after checking them.
 
-        These are the features (K, d) and the expected rewards (K,).
+        ``result`` is what the user's function returned.
         """
         if not isinstance(result, tuple) or len(result) != 2:
             raise InputError("function must return (features, expected rewards)")
@@ -263,12 +263,15 @@ def may_keep_state(function: Any) -> bool:
 
 
 def fingerprint(function: Any, state: np.ndarray | None) -> str:
-    """Return a digest of a function's source, closure, defaults, attributes and state."""
+    """Return a digest that identifies a user's function in stores of results.
+
+    It depends on the function's source, closure, defaults, attributes and state.
+    """
     return _fingerprint(function, state, frozenset())
 
 
 def _fingerprint(function: Any, state: np.ndarray | None, outer_ids: frozenset[int]) -> str:
-    """Return the digest for `fingerprint`.
+    """Return the digest that `fingerprint` describes.
 
     ``outer_ids`` holds the ids of the objects that contain the function, to stop at cycles.
     """
@@ -323,7 +326,10 @@ def _content(value: Any, outer_ids: frozenset[int]) -> str:
 
 
 def import_function(text: str) -> Any:
-    """Import the function that "module:name" names; raise InputError if that fails."""
+    """Return the function that the text "module:name" names, after importing the module.
+
+    Raises InputError if there is no such module or function.
+    """
     module, _, name = text.partition(":")
     if not module or not name:
         raise InputError(f'function must be "module:name", got "{text}"')

@@ -56,9 +56,10 @@ class Records:
     def of(
         cls, features: ArrayLike, classes: ArrayLike, silo: ArrayLike | None, norm: float | None
     ) -> Records:
-        """Return the records of these arrays, after checking them.
+        """Return the records of these arrays, after checking the arrays.
 
-        Silos are numbered in order of first appearance.
+        ``classes`` may be texts, and ``silo`` any values. Silos are numbered in order of first
+        appearance.
         """
         features = array("features", features, ndim=2)
         count = len(features)
@@ -98,7 +99,7 @@ class Records:
 
     @property
     def silos(self) -> int | None:
-        """Number of silos that the records define, or None."""
+        """Number of silos that the records define; None if records have no silos."""
         return None if self.owner is None else int(self.owner.max()) + 1
 
     def digest(self) -> str:
@@ -234,9 +235,9 @@ def _silo_numbers(silo: ArrayLike, count: int) -> np.ndarray:
 def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
     """Return the records with a constant 1 appended, shape (n, p + 1), scaled to norms below 1.
 
-    Each record is divided by ``norm``, or by its norm if that is larger. If ``norm`` is None, all
-    records are divided by the largest norm. ``width`` is the number of features of an action, which
-    bounds the rounding error of norms in float32.
+    Each record is divided by ``norm``, or by the record's norm if this is larger. If ``norm`` is
+    None, all records are divided by the largest norm in the data. ``width`` is the number of
+    features of an action, which bounds the rounding error of norms in float32.
     """
     z = np.hstack([features, np.ones((len(features), 1))])
     with np.errstate(over="ignore"):
@@ -283,9 +284,10 @@ def _projected_features(z: np.ndarray, actions: int, dimension: int, seed: int) 
 
 
 def _block_features(z: np.ndarray, actions: int) -> np.ndarray:
-    """Return for each record and action the record in the block of the action, and 0 elsewhere.
+    """Return the features of every action for each record z (n, p): one block for each action.
 
-    ``z`` has shape (n, p), and the result float32 (n * actions, actions * p).
+    The block of the action holds the record, and the other blocks are 0. The result is float32,
+    (n * actions, actions * p).
     """
     count, p = z.shape
     rows = np.zeros((count, actions, actions, p), dtype=np.float32)
@@ -494,10 +496,10 @@ def declared_range(reward_range: Any) -> tuple[float, float]:
 def _checked_masks(
     shape: tuple[int, ...], rounds: Any, mask: Any
 ) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray]:
-    """Check the arguments ``rounds`` and ``mask`` of `Replay`.
+    """Return the arguments ``rounds`` and ``mask`` of `Replay` as arrays, after checking them.
 
-    ``shape`` is (M, T, K). Return both arguments as arrays, and the mask (M, T, K) of the entries
-    that count: actions that are offered in rounds that a silo has.
+    The third result is the mask (M, T, K) of the entries that count: actions that are offered in
+    rounds that a silo has. ``shape`` is (M, T, K).
     """
     silos, max_rounds, _ = shape
     offered = np.ones(shape, bool)

@@ -1,7 +1,7 @@
 """Prepare a table as a spec declares it: name missing values, leave records out, bin a number.
 
-Each step decides from the cells of one record and from what the spec declares, never from other
-records.
+Each step decides from the cells of one record (row) and from what the spec declares, never from
+other records.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
     Parameters
     ----------
     table : Table
+        The table whose columns are declared.
     declared : mapping or None
         The value of the option; None is an empty mapping.
     key : {"ranges", "where"}
@@ -76,13 +77,14 @@ def check_missing(missing: Any) -> None:
 
 
 def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) -> Table:
-    """Return the table with empty cells in place of texts that mean a missing value.
+    """Return the table with empty cells instead of texts that mean a missing value.
 
     Parameters
     ----------
     table : Table
+        The table as it was read.
     missing : list of str, or mapping of columns to such lists
-        The texts, for all columns or by column. They are compared as codes are: "-9.0" is "-9".
+        The texts, for all columns or by column. Numbers are compared by value: "-9.0" is "-9".
     declared : sequence of dict
         Texts that other options declare as values, which must not mean missing.
     """
@@ -118,10 +120,10 @@ def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) 
 
 
 def selected(table: Table, where: Declared) -> Table:
-    """Return the records that fit all entries of ``where``, with a note that counts the others.
+    """Return a table of the records that fit all entries of ``where``.
 
-    Raises InputError if a cell is not of the kind that its entry declares, and if no record is
-    left.
+    The table has a further note, which counts the records that were left out. Raises InputError if
+    a cell that must be a number is not one, and if all records are left out.
     """
     if not where:
         return table
@@ -199,10 +201,10 @@ def bin_names(edges: Sequence[float]) -> list[str]:
 
 
 def binned(table: Table, label: str, edges: Sequence[float]) -> tuple[np.ndarray, str]:
-    """Make classes of the numbers in the label column, and return them with a note.
+    """Return the classes, int64 (n,), of records whose label is a number, and a note.
 
-    The class of a record, int64 (n,), is the number of ``edges`` that are at most its label. The
-    note for the certificate names the classes.
+    The class of a record is the number of ``edges`` that are at most its label. The note is for the
+    certificate, and names the classes.
     """
     classes = []
     for cell, where in zip(table.complete("label", label), table.where, strict=True):

@@ -1,4 +1,7 @@
-"""Store arrays on disk: growable .npy files, atomic cache folders, and pools under construction."""
+"""Store arrays on disk: growable .npy files, cache folders, and pools under construction.
+
+A cache folder appears only when it is complete.
+"""
 
 from __future__ import annotations
 
@@ -183,10 +186,10 @@ FORMAT = 1  # format of cache folders; a new number invalidates all existing fol
 
 @contextmanager
 def fresh_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to ``folder`` at the end.
+    """Yield a temporary folder that is renamed to ``folder`` at the end of the `with` block.
 
-    Readers see the complete folder or none: after an exception inside the context, or if the
-    process is killed, there is no ``folder``. The next writer removes temporary folders of killed
+    Readers see the complete folder or none: after an exception inside the block, or if the process
+    is killed, there is no ``folder``. The next writer removes temporary folders of killed
     processes. Raises OSError if the folder cannot be written.
     """
     parents = [parent for parent in (folder.parent, *folder.parent.parents) if not parent.exists()]
@@ -395,7 +398,10 @@ Change = Callable[[np.ndarray], np.ndarray]
 
 
 class PoolStorage(ABC):
-    """Values and mean rewards of a pool under construction, to which chunks of rows are added."""
+    """Features and mean rewards of a pool under construction, to which chunks of rows are added.
+
+    ``min_mean`` and ``max_mean`` are the least and largest mean reward so far.
+    """
 
     def __init__(self) -> None:
         self.min_mean, self.max_mean = math.inf, -math.inf
@@ -412,7 +418,7 @@ class PoolStorage(ABC):
 
     @abstractmethod
     def change_means(self, change: Change) -> None:
-        """Apply an elementwise map to all means, after all chunks were added."""
+        """Apply an elementwise map to all mean rewards, after all chunks were added."""
 
 
 class ArrayStorage(PoolStorage):
@@ -430,7 +436,7 @@ class ArrayStorage(PoolStorage):
         self._values, self._rows = self._values + len(values), self._rows + len(means)
 
     def change_means(self, change: Change) -> None:
-        """Apply an elementwise map to all means."""
+        """Apply an elementwise map to all mean rewards."""
         self.means = change(self.means)
 
 
@@ -455,7 +461,7 @@ class FileStorage(PoolStorage):
         self._means.append(means)
 
     def change_means(self, change: Change) -> None:
-        """Apply an elementwise map to all means, a part of the file at a time."""
+        """Apply an elementwise map to all mean rewards, reading a part of the file at a time."""
         self._means.finish()
         path = self._means.path
         old_path = path.rename(path.with_suffix(".raw"))

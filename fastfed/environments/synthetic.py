@@ -29,10 +29,10 @@ from fastfed.environments.pool import SAMPLING
 
 @dataclass(frozen=True)
 class Sphere:
-    """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere.
+    """x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform unit vectors in R^(d - 1).
 
-    Actions are drawn again for every (round, silo). The expected reward (1 + <u, v>)/2 lies in
-    [0, 1].
+    x are the features of an action. Actions are drawn again for every (round, silo), and theta*
+    once for each replicate. The expected reward <x, theta*> = (1 + <u, v>)/2 lies in [0, 1].
     Source: zhou-chowdhury-2024, Section 6.
 
     Parameters
@@ -137,10 +137,10 @@ MIN_MEAN = 1e-6
 class Gap:
     """x = m theta* + sqrt(1 - m^2) b, b uniform in the unit ball orthogonal to theta*.
 
-    theta* is uniform on the unit sphere and drawn once for each replicate. The expected reward m
-    of the best action is uniform in [0.7, 0.8]. The expected rewards m of the other K - 1 actions
-    are uniform in [0.6 - gap, 0.7 - gap]. Actions are drawn again for every (round, silo). With
-    d = 1 there is no b.
+    x are the features of an action, and m is its expected reward <x, theta*>. theta* is uniform on
+    the unit sphere and drawn once for each replicate. For the best action, m is uniform in
+    [0.7, 0.8]. For the other K - 1 actions, m is uniform in [0.6 - gap, 0.7 - gap]. Actions are
+    drawn again for every (round, silo). With d = 1 there is no b.
 
     Source: dubey-pentland-2020, Section 4.4, with ``gap`` = 0.1 (Figure 2 varies it). The paper
     gives only the two intervals. We chose the distributions inside them, the distribution of b and
@@ -220,8 +220,9 @@ class Gap:
 class FixedSet:
     """K actions of the ``sphere``, drawn once for each replicate and offered in every round.
 
-    x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, u and v uniform on the (d - 1)-sphere, so that
-    the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share the set.
+    Features are x = (u, 1)/sqrt 2 and theta* = (v, 1)/sqrt 2, with u and v uniform unit vectors in
+    R^(d - 1). So the expected reward (1 + <u, v>)/2 lies in [0, 1]. All silos of a replicate share
+    the set.
     Source: chowdhury-zhou-2022, Section 5. Its code has x = (u, 1) and theta* = (v, 1)/2, which
     gives the same rewards with features that are longer by a factor sqrt 2.
 
@@ -282,8 +283,8 @@ class FixedSet:
         """Return an upper bound on the bytes of a replicate.
 
         Every silo has a copy of the actions (float32) and of their means (float64). A curve whose V
-        changes in every round also has a model of the actions in every silo (src/ff_fixed.h). It is
-        counted for all curves.
+        changes in every round also stores the means and bonuses of all actions in every silo
+        (src/ff_fixed.h). This is counted for all curves.
         """
         model = 8 * driver.fixed_size(self.actions, self.dimension)
         return silos * (self.actions * (4 * self.dimension + 8) + 24 + curves * model)
@@ -379,7 +380,10 @@ class Rotated:
         return None
 
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
-        """Return the properties; rewards are linear at each silo, with theta_i per silo."""
+        """Return the properties of this environment for M silos and T rounds.
+
+        Rewards are linear at each silo i, with a parameter theta_i of this silo.
+        """
         sphere_spec = self._sphere().facts(silos, horizon)
         return EnvironmentSpec(
             dimension=sphere_spec.dimension,

@@ -98,7 +98,10 @@ class Table:
         return [row[position] for row in self.cells]
 
     def complete(self, role: str, name: str) -> list[str]:
-        """Return the cells of a column; raise InputError if a cell is missing."""
+        """Return the cells of a column; raise InputError if a cell is missing.
+
+        ``role`` is what the column ``name`` is used for, such as "label", for error messages.
+        """
         cells = self.column(name)
         for cell, where in zip(cells, self.where, strict=True):
             if cell in MISSING:
@@ -144,7 +147,7 @@ class Table:
         return False
 
     def refuse_infinite(self, name: str, row: int) -> None:
-        """Raise InputError for the cell of a column in a row, which is not finite."""
+        """Raise InputError that names the cell in this column and row, which is not finite."""
         raise InputError(
             f"{self.where[row]}: column {show(name)} must be finite, "
             f"got {show(self.column(name)[row])}: correct the cell, or leave it empty if the value "
@@ -152,9 +155,9 @@ class Table:
         )
 
     def mixed(self, name: str) -> str:
-        """Return the place and text of a cell that is no number, in a column of mostly numbers.
+        """Return the first cell that is no number in a column of mostly numbers.
 
-        It is the first such cell, as "file:line 'cell'". Return "" for other columns.
+        The result is a text "file:line 'cell'". It is empty for other columns.
         """
         cells = self.column(name)
         text_rows = [
@@ -256,9 +259,9 @@ def check_mapping(data: Mapping[Any, Any]) -> None:
 def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> str:
     """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
 
-    The digest of an SQLite file is that of its cells, since its write-ahead log may have rows that
-    the file lacks. If earlier versions read the bytes of a file in a different way, a marker is
-    hashed after the bytes, so the digest differs from the digest of those versions.
+    For an SQLite file, names and cells are hashed, since its write-ahead log may have rows that the
+    file lacks. If earlier versions of fastfed read the bytes of a file in a different way, a marker
+    is hashed after the bytes, so that the digest differs from theirs.
     """
     if isinstance(data, (str, Path)) and os.path.isfile(data):
         content = file_content(Path(data), str(data))
@@ -282,7 +285,7 @@ _NEW_MARKER = re.compile(
 
 
 def _read_differently(data: bytes) -> bool:
-    """Return True for the bytes of a table that earlier versions read in a different way."""
+    """Return True if earlier versions of fastfed read the bytes of this table differently."""
     if _NEW_MARKER.search(data):
         return True
     return not (data.isascii() or is_normalized("NFC", data.decode("utf-8", "replace")))
@@ -311,7 +314,9 @@ def _by_stem(
 
 
 def _combine(parts: Mapping[str, Table], path: str, shared: bool) -> Table:
-    """Combine tables, one for each silo, into one table with a further column "silo".
+    """Return one table of the rows of several tables, one for each silo.
+
+    A further column "silo" holds the name of each row's table.
 
     ``parts`` maps the names of silos to tables, and ``path`` is the name of the result in messages.
     With ``shared`` the result has the columns that all tables have. Otherwise all tables must have
@@ -383,7 +388,7 @@ def _sheet_table(path: Path, content: Sheet) -> Table:
 
 
 def _csv_table(path: Path, data: bytes) -> Table:
-    """Read the bytes of a CSV file."""
+    """Return the table in the bytes of a CSV file; ``path`` names the file in messages."""
     text = _decoded_text(path, data)
     separator = delimiter_of(text)
     rows = list(_numbered_rows(path, text, separator))

@@ -64,7 +64,10 @@ class LeaderPlan(SumsPlan):
 
 
 class Leader(OneExpert):
-    """State of the server, which chooses the expert of least loss (ties: the lowest number)."""
+    """State of the server, which chooses the expert of least cumulative loss.
+
+    If several experts have the least loss, the server chooses the one with the lowest number.
+    """
 
     #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "_total", "switches")
@@ -96,7 +99,7 @@ class Leader(OneExpert):
         return chosen
 
     def decide_rounds(self, rounds: Rounds, last: int) -> int:
-        """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
+        """Run the next rounds up to ``last``, deciding in each; return the last chosen expert."""
         self._expert, self._release, changes = rounds.run(
             CompiledRule("leader"), self._expert, self._release, last=last
         )
@@ -179,10 +182,11 @@ MAX_ROUNDS = 16
 
 
 class Exponentials:
-    """exp(rate k unit / silos) for k = 0, 1, ...: weights of experts, up to a common factor.
+    """A table of exp(rate k unit / silos) for k = 0, 1, ..., where the rate -eta is negative.
 
+    These are the weights of experts, up to a common factor.
     Entry k is for an expert that lost k times ``unit`` more than the best expert. The table grows
-    on request. Runs with equal arguments share it (`exponentials`).
+    on request. Runs with equal arguments share one table (`exponentials`).
     """
 
     def __init__(self, rate: float, silos: int, unit: float) -> None:
@@ -242,7 +246,8 @@ class Hedge:
         weights = self._rows[:count]
         rate, silos = -self.plan.learning_rate, self.plan.silos
         units, shared = kernels.hedge_spread(sums, cumulative) + 1, exponentials(rate, silos, unit)
-        # If losses differ by few units, there are fewer different exponentials than weights.
+        # If losses differ by few units, a table has fewer exponentials to compute than there are
+        # weights.
         if units - len(shared.table) <= weights.size and units <= MAX_EXPONENTIALS:
             kernels.hedge_weights(sums, has_exchange, cumulative, shared.up_to(units), weights)
         else:
@@ -253,7 +258,7 @@ class Hedge:
         return weights
 
     def decide_rounds(self, rounds: Rounds, last: int) -> np.ndarray:
-        """Run rounds up to ``last`` with their decisions, and return the last weights (d,).
+        """Run the next rounds up to ``last``, deciding in each; return the last weights (d,).
 
         Stop earlier if the losses of experts differ too much for a table of exponentials.
         """

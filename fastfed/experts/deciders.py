@@ -38,10 +38,10 @@ class OneExpert(ABC):
 
 
 class Chooser(OneExpert):
-    """State of a server that draws experts in float64, from uniforms of 53 bits.
+    """State of a server that draws experts at random, in float64, from uniforms of 53 bits.
 
-    Each draw of an exchange is cached until `decide` succeeds, so that a call repeated after a
-    failure makes the same decision.
+    Each random draw of an exchange is cached until `decide` succeeds, so that a call repeated after
+    a failure makes the same decision.
     """
 
     def __init__(self, plan: ExpertPlan, noise: NoiseSource) -> None:
@@ -51,10 +51,10 @@ class Chooser(OneExpert):
     @property
     @abstractmethod
     def _choices(self) -> Exponential:
-        """The mechanism that draws an expert."""
+        """The exponential mechanism that draws an expert."""
 
     def _draw(self, purpose: int, number: int) -> Any:
-        """Return the random draw of a purpose and number in this exchange.
+        """Return the random draw for a purpose (a key of the noise source) and a number.
 
         It is drawn at the first call, and cached until `decide` succeeds.
         """
@@ -99,11 +99,11 @@ class SeldomChooser(Chooser):
 
 
 class ExactChooser(Chooser):
-    """Mixin whose decisions equal the decisions of real arithmetic (fastfed.privacy.exact).
+    """Mixin for servers in deployments: decisions have no rounding error (fastfed.privacy.exact).
 
     Losses are rounded to multiples of a unit u, so that replacing a loss changes a sum by at most
-    1 + u. Rates are decreased and noise scales increased by more than this factor, so that the
-    plan's account stays valid.
+    1 + u instead of 1. Rates are decreased and noise scales increased by more than this factor, so
+    that the plan's account stays valid.
     """
 
     noise: IdealSource
@@ -122,7 +122,7 @@ class ExactChooser(Chooser):
         return choices.eta / (2.0 * choices.sensitivity * self._sensitivity)
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
-        """Choose an expert, given sums (d,) that must be multiples of the unit."""
+        """Choose an expert, given the sums (d,) of losses, which must be multiples of the unit."""
         exact.check_fixed(total, self._unit, "the sum of the reports")
         return super().decide(total)  # type: ignore[safe-super]
 

@@ -190,7 +190,7 @@ def phase_noises(
 
 
 def theorem_tree_count(config: OpeConfig, problem: ProblemSpec, batch: int) -> float:
-    """Return T1 of Theorem C.5 for batch size b, before rounding."""
+    """Return T1, the number of trees in Theorem C.5, for batch size b, before rounding."""
     beta = config.smoothness
     if beta is None:
         beta = problem.lipschitz if problem.linear else problem.smoothness
@@ -211,7 +211,7 @@ def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int
         batch=batch,
         trees=trees,
         lipschitz=problem.lipschitz,
-        # The same float64 value that clients clip to: the account describes what clients do.
+        # Use the same float64 value to which clients clip, so that the account fits the clients.
         spread=min(gradient_bounds(problem).spread, 2.0 * problem.lipschitz),
         smoothness=problem.smoothness,
         experts=problem.experts,
@@ -329,7 +329,7 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
 def _learning_caveats(
     config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan
 ) -> tuple[str, ...]:
-    """Return the caveats about the regret bound: no phase learns, or losses are not i.i.d."""
+    """Return the caveats about the regret bound, if no phase learns or losses are not i.i.d."""
     regret_caveats = []
     if not plan.phases:
         regret_caveats.append(

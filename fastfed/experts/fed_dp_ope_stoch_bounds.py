@@ -134,7 +134,7 @@ def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
 
 
 def _checked_phase(phase: PhaseNoise) -> PhaseNoise:
-    """Return the phase after checking its fields."""
+    """Return the phase after checking its numbers of trees and losses, and its noise scales."""
     if not isinstance(phase, PhaseNoise):
         raise InputError(f"phases must hold PhaseNoise or None, got {phase!r}")
     trees = integer("trees", phase.trees, at_least=1, at_most=MAX_TREES)
@@ -151,9 +151,10 @@ def _checked_phase(phase: PhaseNoise) -> PhaseNoise:
 def _checked_ranges(
     alpha: float, spread: float | None, loss_range: float | None
 ) -> tuple[float, float]:
-    """Check ``spread`` and ``loss_range``, and return them; both are 2 alpha by default.
+    """Return ``spread`` and ``loss_range`` after checking them; each is 2 alpha by default.
 
-    They are the length of the interval of gradients' coordinates, and the largest L(x) - min L.
+    ``spread`` is the length of an interval that holds every coordinate of every gradient, and
+    ``loss_range`` the largest value of L(x) - min L.
     """
     widest = 2.0 * alpha
     return (
@@ -229,7 +230,8 @@ def _suboptimality(
         squares = _squared_errors(tree, beta, spread)
         weights = np.arange(len(squares)) + (2.0**tree - 1.0)
         tree_weight = 2.0 * float(weights.sum()) / (leaves * (leaves + 1.0))
-        # `_largest_error` is concave in the variance: the mean variance bounds the mean (Jensen).
+        # `_largest_error` is concave in the variance. So by Jensen's inequality, its value at the
+        # mean variance bounds its mean over the leaves.
         mean_variance = float(np.average(squares, weights=weights)) / batch / m
         draws, laplace_scale = (m, scale / m) if local else (1, scale)
         total += tree_weight * _largest_error(mean_variance, draws, laplace_scale, d)
@@ -285,7 +287,7 @@ def stoch_regret(
                 spread=spread,
                 loss_range=loss_range,
             )
-            # 4 b (T_1 + T_1 (T_1 + 1)/4), which is an integer.
+            # Compare 4 b (T_1 + T_1 (T_1 + 1)/4), which is an integer, so that nothing is rounded.
             trees = phase.trees
             four_times_used = phase.batch * trees * (trees + 5)
             if four_times_used > 2**p:

@@ -126,7 +126,10 @@ class SparseVector(SeldomChooser):
         return bool(query + self.plan.noise.query_scale * laplace > self._limit)
 
     def begin(self, expert: int) -> None:
-        """Start with the given expert instead of `start`. The expert must not depend on losses."""
+        """Start with the given expert, instead of the random one that `start` chooses.
+
+        The expert must not depend on losses.
+        """
         self._expert = expert
 
     def decide(self, total: np.ndarray) -> ExpertChoice:
@@ -188,7 +191,7 @@ class SparseVector(SeldomChooser):
         return chosen
 
     def decide_rounds(self, rounds: Rounds, last: int) -> int:
-        """Run rounds up to ``last`` with their decisions, and return the last chosen expert."""
+        """Run the next rounds up to ``last``, deciding in each; return the last chosen expert."""
         asks = True
         while rounds.done < last:
             rule = CompiledRule(
@@ -330,8 +333,8 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
     """Return kappa, the largest number of switches.
 
-    It is the key ``switches`` if that is a number. Otherwise the key names the formula for it, the
-    proven or the printed one.
+    If the key ``switches`` is a number, kappa is this number. Otherwise the key names the formula
+    that computes kappa, the proven or the printed one.
     """
     from fastfed.experts import fed_svt_bounds as bounds
 
@@ -347,8 +350,9 @@ def threshold(
 ) -> float:
     """Return L, the loss after which an expert is switched, summed over clients.
 
-    It is the key ``threshold`` if that is a number. Otherwise the key names the formula for it, the
-    proven or the printed one. ``best`` is L*, a bound on the best expert's loss at any client.
+    If the key ``threshold`` is a number, L is this number. Otherwise the key names the formula that
+    computes L, the proven or the printed one. ``best`` is L*, a bound on the best expert's loss at
+    any client.
     """
     from fastfed.experts import fed_svt_bounds as bounds
 

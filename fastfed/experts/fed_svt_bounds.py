@@ -44,7 +44,7 @@ _GRID_CELLS = 512  # grid cells of the distribution of X
 
 
 def _checked_gap(gap: float) -> float:
-    """Return ``gap`` after checking it: eta (L - W - m L*), see the comment above."""
+    """Return ``gap`` after checking it. gap is eta (L - W - m L*), see the comment above."""
     return number("gap", gap, at_least=1, at_most=32)
 
 
@@ -152,8 +152,8 @@ def _laplace_difference_tail(w: float, a: float, b: float) -> float:
 def _largest_draw_above(w: float, k: float, a: float, b: float) -> float:
     """Return P(r + w < the largest of k draws of Lap(b)), where r ~ Lap(a) and w > 0.
 
-    k >= 1 may be any real number: the largest draw then has the distribution function F^k, where F
-    is that of Lap(b).
+    k >= 1 may be any real number. The largest draw is then a number with the distribution function
+    F^k, where F is the distribution function of Lap(b).
     """
     if b == 0.0:  # r < -w
         return math.exp(-w / a) / 2.0
@@ -179,16 +179,18 @@ def _largest_draw_above(w: float, k: float, a: float, b: float) -> float:
     u, weights = np.polynomial.legendre.leggauss(20)
     half_widths = np.diff(edges)[:, None] / 2.0
     r = edges[:-1, None] + half_widths * (1.0 + u)
-    # Quadrature weight, times the density of Lap(a) at r, times the conditional probability.
+    # For each node r: quadrature weight, times the density of Lap(a) at r, times the conditional
+    # probability given r.
     node_weights = half_widths * weights
     weighted_values = node_weights * np.exp(-np.abs(r) / a) / (2.0 * a) * largest_exceeds(w + r)
     return min(1.0, part_below + float(weighted_values.sum()))
 
 
 def _stretch_count(decisions: int, switches: int) -> tuple[int, int]:
-    """Check n = ``decisions`` and kappa = ``switches``; return n and the most stretches.
+    """Return n = ``decisions`` and the largest number of stretches, after checking the arguments.
 
-    A stretch is the time from one switch to the next, so there are at most min(n, kappa + 1).
+    A stretch is the time from one switch to the next, so there are at most min(n, kappa + 1)
+    stretches, where kappa is ``switches``.
     """
     n = integer("decisions", decisions, at_least=0)
     return n, min(n, integer("switches", switches, at_least=0) + 1)

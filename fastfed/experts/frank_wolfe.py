@@ -102,7 +102,7 @@ class Phase:
 
     @property
     def first(self) -> int:
-        """The first round that uses the decision of this phase."""
+        """The first round in which clients use the decision that this phase computes."""
         return first_round(self.number)
 
     @property
@@ -117,7 +117,8 @@ class Phase:
         start = 0
         for tree in range(1, self.trees + 1):
             for leaf in range(2**tree):
-                # The path to a leaf turns right last at the lowest 1 bit of the leaf's number.
+                # The last right turn on the path to a leaf is at the lowest 1 bit of the leaf's
+                # number.
                 depth = tree - (leaf & -leaf).bit_length() + 1 if leaf else 0
                 size = self.batch >> depth
                 leaves.append(Leaf(tree, depth, start, start + size, 2.0 / (len(leaves) + 2.0)))
@@ -207,7 +208,7 @@ def batch_and_trees(phase: int, rule: str, trees_wanted: Callable[[int], float])
 
 
 class Bounds(NamedTuple):
-    """Bounds that clients clip gradients to, so that the noise suffices for any losses.
+    """Bounds to which clients clip gradients, so that the noise suffices for any losses.
 
     Every coordinate of a gradient is clipped to [low, high]. Differences of two gradients are
     clipped to the largest value that beta-smooth losses allow. Clipping does not change losses that
@@ -245,10 +246,11 @@ Gradients = Callable[[int, int, np.ndarray, np.ndarray | None, float], np.ndarra
 
 
 class Walk:
-    """Gradient estimates of ``rows`` clients at each depth of the path to the current leaf.
+    """Visits the leaves of a phase's trees in order, and estimates ``rows`` clients' gradients.
 
-    The gradient of a linear loss is constant. Every vertex of a tree then has the root's estimate,
-    no losses beyond the root's are used, and one entry serves all depths.
+    The estimates at each depth of the path to the current leaf are stored. The gradient of a linear
+    loss is constant. Every vertex of a tree then has the estimate of the root, only the losses of
+    the root are used, and one entry serves all depths.
     """
 
     #: Attributes that an exchange changes; snapshots of simulations store them.
@@ -290,8 +292,8 @@ class Walk:
             v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, limit) / (
                 stop - start
             )
-        # The vertices below depth h on the path are left children: each has its parent's point and
-        # estimate.
+        # The vertices below depth h on the path are left children, whose point and estimate are
+        # those of the parent.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x
         self.done += 1
@@ -405,7 +407,7 @@ class FrankWolfePlan(ExpertPlan):
         return x_next
 
     def memory(self) -> int:
-        """Return the bytes of gradients at each depth, of current sums and of stored losses."""
+        """Return the bytes of the clients' state: gradients at each depth, sums, stored losses."""
         if not self.phases:
             return 0
         depths = 1 if self.linear else 1 + max(phase.trees for phase in self.phases)
@@ -605,7 +607,8 @@ class NoisyLeast:
         plan = self.plan
         release = self._release + 1
         if plan.protocol.noise_by == "server" and is_exact(self.noise):
-            # The least sum belongs to the least mean; comparing sums avoids a rounded division.
+            # Compare sums instead of means, which would be rounded when divided by the number of
+            # clients.
             phase = plan.phase_of(release)
             unit = plan.unit(phase) / phase.batch
             exact.check_fixed(total, unit, "the sum of the reports")

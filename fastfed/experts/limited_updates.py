@@ -105,7 +105,7 @@ def _(plan: LimitedPlan) -> tuple[PrivacyEvent, ...]:
 
 
 class Last(Chooser):
-    """State of a server that draws an expert from the losses since the last exchange only."""
+    """State of a server that draws an expert by the losses since the last exchange only."""
 
     #: Attributes that an exchange changes; snapshots of simulations store them.
     KEPT = ("_release", "_expert", "switches")
@@ -151,7 +151,7 @@ def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float
     rounds, clients, experts : int
         T, m and d.
     eta : float
-        eta of the exponential mechanism.
+        eta of the exponential mechanism: weights are exp(-eta loss / 2).
     """
     log_d = math.log(experts)
     group_regret, first = float(clients), 2  # round 1

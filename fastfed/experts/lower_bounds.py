@@ -51,7 +51,10 @@ def check_constant(value: float) -> float:
 
 
 class HiddenExpert(NamedTuple):
-    """The adversary of `hidden_expert`: all experts but one lose 1 in the first rounds."""
+    """The adversary of `hidden_expert`: all experts but one lose 1 in the first ``rounds`` rounds.
+
+    ``regret`` is the lower bound on the regret of one client against this adversary.
+    """
 
     rounds: int
     regret: float
@@ -60,12 +63,10 @@ class HiddenExpert(NamedTuple):
 def theorem_2_4(horizon: int, experts: int) -> float:
     """Return the exact value behind Theorem 2.4's sqrt(T ln(d)/2), without privacy.
 
-    It is a lower bound for every algorithm: T/2 - E min of d independent Bin(T, 1/2) is the
-    expected regret of every algorithm when losses are fair coins, equal at all clients, for any m.
-    Hence some fixed losses cause at least this regret. Relative accuracy about 1e-9; the horizon is
-    at most 2^40.
-
-    Here d is ``experts``.
+    The value is T/2 - E min of d independent Bin(T, 1/2). It is the expected regret of every
+    algorithm when the losses are fair coins that are the same at all clients, for any m. Hence for
+    every algorithm some fixed losses cause at least this regret. The relative accuracy is about
+    1e-9. Here T is ``horizon``, at most 2^40, and d is ``experts``.
     """
     t = integer("horizon", horizon, at_least=1, at_most=2**40)
     d = check_experts(experts)
@@ -267,8 +268,8 @@ def table_1_communication(
 ) -> float:
     """Return Table 1's order of the count of numbers sent: m d ln T or m^2 d T epsilon.
 
-    The latter is m d T/N for N = 1/(m epsilon), which is a valid phase length only for
-    m epsilon <= 1.
+    The order m^2 d T epsilon is m d T/N for N = 1/(m epsilon), which is a valid phase length only
+    for m epsilon <= 1.
 
     Here T is ``horizon``, m ``clients`` and d ``experts``.
     """

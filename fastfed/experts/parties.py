@@ -134,7 +134,7 @@ class ExpertClient(Once):
 
     @once
     def observe(self, loss: np.ndarray | Gradient) -> None:
-        """Add the loss of the round.
+        """Complete the current round with its loss, which later reports use.
 
         Parameters
         ----------

@@ -241,7 +241,7 @@ class Decider(Interface):
 class Stretches(NamedTuple):
     """Losses of n stretches of rounds; the decision is constant within a stretch.
 
-    ``decide_many`` methods use it to make all n decisions in one call.
+    A server's ``decide_many`` makes all n decisions from it in one call.
 
     Attributes
     ----------
@@ -263,7 +263,7 @@ class Stretches(NamedTuple):
 
 
 class CompiledRule(NamedTuple):
-    """A rule of decisions that compiled code can apply, with the numbers that it needs.
+    """A server's rule for choosing experts, with the numbers by which compiled code applies it.
 
     Attributes
     ----------
@@ -294,9 +294,10 @@ class CompiledRule(NamedTuple):
 
 
 class Rounds(Interface):
-    """Rounds whose losses are coins, with an exchange before each round except the first.
+    """Rounds whose losses are coin flips, with an exchange before each round except the first.
 
-    ``decide_rounds`` methods use it to run rounds with their decisions and regret in one call.
+    A server's ``decide_rounds`` uses this object to run many rounds, with decisions and regret, in
+    one call.
 
     Attributes
     ----------
@@ -473,7 +474,7 @@ def budget_exceeded(uses: int) -> str:
 
 
 def multiplicity_condition(uses: int, multiplicity: int) -> Condition:
-    """Return the condition that the account covers all losses that one record can affect.
+    """Return the certificate's condition that the account covers all losses of one record.
 
     The account covers ``uses`` losses, and a record affects at most ``multiplicity`` losses.
     """

@@ -159,10 +159,10 @@ def best_hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
 
 
 def draw_probability(chance: Any, rate: Any, largest_loss: float) -> Any:
-    """Return the largest probability q = 1 - (1 - p) exp(-r l) that a coin causes a draw.
+    """Return q = 1 - (1 - p) exp(-r l), the largest probability that a coin causes a draw.
 
-    p is ``chance``, r is ``rate``, and l, ``largest_loss``, bounds the loss of the current expert
-    between two coins.
+    The coin of an exchange decides whether a new expert is drawn. p is ``chance``, r is ``rate``,
+    and l, ``largest_loss``, bounds the loss of the current expert between two coins.
     """
     return 1.0 - (1.0 - chance) * np.exp(-rate * largest_loss)
 
@@ -191,10 +191,10 @@ def regret_bound(
 
 
 def _least_draw_limit(chance: np.ndarray, coins: int, max_probability: float) -> np.ndarray:
-    """Return for each probability of a draw the least limit K on the number of draws, (n,).
+    """Return the least limit K on the number of draws, for each probability of a draw, (n,).
 
-    With this K, ``coins`` coins cause more than K draws with a probability of at most
-    ``max_probability``.
+    ``chance`` (n,) holds the probabilities that a coin causes a draw. With limit K, ``coins`` coins
+    would cause more than K draws with a probability of at most ``max_probability``.
     """
     low, high = np.zeros(len(chance)), np.full(len(chance), float(coins))
     while (high - low > 1.0).any():
@@ -370,7 +370,7 @@ def _run_out_probability(plan: DartboardPlan) -> float:
 
 
 def _regret_caveats(plan: DartboardPlan, problem: ProblemSpec) -> list[str]:
-    """Return the caveats about the regret bound: draws may run out, or the bound is vacuous."""
+    """Return the caveats about the regret bound, if draws may run out or the bound is vacuous."""
     regret_caveats = []
     chance = _run_out_probability(plan)
     if chance > 0.01:

@@ -328,7 +328,7 @@ def _raise_for_status(status: Any) -> None:
     """Raise the exception for the return code of a kernel of scores, if it is not 0.
 
     The codes are those of ff_batch.h: 1 for an unusable model, 2 for actions that are not finite,
-    and 3 if memory is missing.
+    and 3 if there is not enough memory.
     """
     if status == 1:
         raise InputError(

@@ -165,7 +165,7 @@ class PrivacyEvent(Protocol):
 
 
 class NoRelease(msgspec.Struct, frozen=True):
-    """The event of a plan whose messages depend on nobody's data."""
+    """The event of a plan that sends nothing, or nothing that depends on anybody's data."""
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -332,8 +332,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         sums_mu = math.sqrt(self.squares * self.silos_met) * record_mu
         if not self.schedule_rounds:
             return sums_mu
-        # A record also enters one node of each level of a tree of the schedule. Each of these nodes
-        # adds its mu^2.
+        # With a private schedule, a record also enters one node of each level of a tree of the
+        # schedule. Each of these nodes adds the square of its mu.
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
@@ -424,7 +424,10 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(parts, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the assumptions and the claim's condition, for all means like the first mean."""
+        """Return the assumptions and the claim's condition of the first mean, for all means.
+
+        They assume as many releases as there are means.
+        """
         return self._first.conditions()
 
 

@@ -195,7 +195,7 @@ class Guarantee(Located, msgspec.Struct, frozen=True, omit_defaults=True, repr_o
         msgspec.structs.force_setattr(self, "mu", mu)
 
     def where_is(self, name: str) -> str:
-        """Return "", because a guarantee has no attributes that are inside of another object."""
+        """Return "", because a guarantee has no inner object whose attributes could be meant."""
         return ""
 
     @property
@@ -593,7 +593,7 @@ def _fields_of(data: Mapping[str, Any]) -> dict[str, Any]:
         if fields.get(name) is not None:
             _check_mu(name, fields[name])
     claim = fields["claimed"]
-    # Without a claim there is no `ClaimCondition`: search for a character that no text has.
+    # Without a claim there is no `ClaimCondition`. So compare with a character that no text has.
     comparison = f" is at most {claim.epsilon:g}" if claim is not None else "\0"
     fields["conditions"] = [
         ClaimCondition(c.text, c.holds) if comparison in c.text else c

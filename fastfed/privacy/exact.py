@@ -317,7 +317,7 @@ def _choose_exactly(
 def _find_position(
     group_weights: list[Fraction], candidate_weights: list[Fraction], target: Fraction
 ) -> tuple[int, int]:
-    """Return (group, place in it) of the candidate at which the cumulative weight is ``target``.
+    """Return (group, place in the group) of the candidate whose cumulative weight reaches a target.
 
     Group k has the total weight ``group_weights[k]``, and each of its candidates has the weight
     ``candidate_weights[k]``. A target beyond the end belongs to the last group.

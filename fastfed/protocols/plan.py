@@ -594,9 +594,7 @@ class Plan(OwnArrays):
         )
 
     def bits_down_of(self, releases: int) -> int:
-        """Return the number of bits that the server has sent to all silos after some releases.
-
-        ``releases`` is the number of releases.
+        """Return the number of bits sent by the server to all silos after ``releases`` releases.
 
         Each release is one float64 statistic for every silo. If users are the senders the result is
         0: the action that a user receives is not part of the protocol.

@@ -98,7 +98,7 @@ def check_rounds(rounds: tuple[int, ...], horizon: int) -> None:
 
 
 def by_rate(rate: float, rounds: int) -> np.ndarray:
-    """Return an array (rounds,) with 1 for a fraction ``rate`` of rounds, evenly spread, else 0.
+    """Return an array (rounds,): 1 for a fraction ``rate`` of the rounds, evenly spread, else 0.
 
     The entry of round t is 1 if floor(t rate) > floor((t - 1) rate).
     """
@@ -177,7 +177,7 @@ class OwnRounds:
 
     @property
     def threshold(self) -> int:
-        """Return the integer below which a uniform 64-bit integer lies with prob. `fraction`."""
+        """Return an integer; a uniform 64-bit integer is below it with probability `fraction`."""
         return int(self.fraction * 2.0**64)
 
     def shares(self, round: int, bits: int = 0) -> bool:

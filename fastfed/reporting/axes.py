@@ -110,7 +110,7 @@ def _labels(results: Results, curves: Iterable[str] | None) -> list[str]:
 
 
 def _selected(results: Results, labels: list[str], metric: str | None, bounds: bool) -> Results:
-    """Return results with only these curves, and figure settings for this metric and bounds.
+    """Return results with only the curves ``labels``, and with changed settings of the figure.
 
     With ``bounds``, the settings keep the figure's lines of bounds; without such lines, they get
     a line for every bound of every curve.

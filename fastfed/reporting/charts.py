@@ -109,7 +109,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class End:
-    """A name to write beside the right end of a line."""
+    """A name to write beside the right end of a line, which is at (x, y)."""
 
     name: str
     x: float
@@ -157,12 +157,15 @@ def charts_of(source: Source) -> Charts:
 
 
 def amount_text(value: float) -> str:
-    """Format a tick on an axis of regret or counts."""
+    """Return the text of a tick on an axis of regret or counts."""
     return spaced(value) if 1e4 <= value < 1e12 else f"{value:g}"
 
 
 def sent_text(value: float) -> str:
-    """Format a tick on an axis of bytes with all digits: 1.25 kB (`sent` would round to 1.2 kB)."""
+    """Return a tick's text on an axis of bytes, with all digits: 1.25 kB.
+
+    (`table.sent` would round it to 1.2 kB.)
+    """
     for size, unit in SIZES:
         if value >= size:
             return f"{value / size:g} {unit}"
@@ -281,7 +284,7 @@ def _range(source: Source, curves: Sequence[CurveResult]) -> Area:
 
 
 def least(source: Source) -> float:
-    """Return the least positive mean of any curve at any checkpoint; 1 if there is none."""
+    """Return the least positive mean regret of any curve at any checkpoint; 1 if there is none."""
     means = np.concatenate([regret(source, curve)[0] for curve in source.results.curves])
     positive = means[means > 0.0]
     return float(positive.min()) if len(positive) else 1.0
@@ -293,9 +296,10 @@ def legend_entry(curve: CurveResult) -> str:
 
 
 def legend_texts(shown: Sequence[Panel]) -> dict[str, str]:
-    """Merge the legend entries of curves that look the same in different panels.
+    """Return a dict from the legend entry of each curve to the text that the legend shows.
 
-    Return a dict from the legend entry of each curve to the merged text; empty for a single panel.
+    Curves that look the same in different panels share one text. The dict is empty for a single
+    panel.
     """
     if len(shown) == 1:
         return {}
@@ -447,7 +451,10 @@ LINE_HEIGHT = 1.15
 
 
 def texts_fit(texts: Sequence[str], size: float, height: float) -> bool:
-    """Return True if texts of font size ``size`` fit above each other into ``height``."""
+    """Return True if texts of font size ``size`` fit, one below the other, into ``height``.
+
+    Both are in points.
+    """
     return LINE_HEIGHT * size * sum(text.count("\n") + 1 for text in texts) <= height
 
 

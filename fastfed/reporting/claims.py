@@ -306,7 +306,7 @@ FEW_REPLICATES = 10
 
 
 def _too_few_replicates(differences: Sequence[Difference]) -> str:
-    """Return a sentence if a claim may be undecided for lack of replicates, else ""."""
+    """Return a sentence if a claim may be undecided because there are few replicates, else ""."""
     if any(math.isnan(d.stderr) for d in differences):
         return "every curve needs at least two replicates"
     least = min(d.replicates for d in differences)
@@ -415,9 +415,10 @@ def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> D
 
 
 def _spreads(results: Results, first: Sequence[str], second: Sequence[str]) -> Difference:
-    """Return the paired difference of the spreads of two groups of curves, given by labels.
+    """Return the difference between the spreads of two groups of curves, given by labels.
 
-    The spread of a group is ln(largest / smallest final regret of its curves).
+    The spread of a group is ln(largest / smallest final regret of its curves) in a replicate. The
+    difference is computed in each replicate, then averaged.
     """
     names = _common(first), _common(second)
     shared = _shared(results, [*first, *second])

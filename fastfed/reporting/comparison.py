@@ -226,9 +226,10 @@ def compare_experiments(a: Source, b: Source) -> Comparison:
 
 
 def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
-    """Return the values of silos and of environment keys that a curve sets.
+    """Return the number of silos and the environment keys that a curve sets, with their values.
 
-    Two curves of different experiments have the same users only if these values are equal.
+    ``identity`` is the experiment's. Two curves of different experiments have the same users only
+    if these values are equal.
     """
     (curve,) = (c for c in identity["curves"] if c["label"] == label)
     return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
@@ -250,7 +251,7 @@ def _pair(a: CurveResult, b: CurveResult, *, paired: bool) -> CurvePair:
 
 
 def _privacy(curve: CurveResult) -> dict[str, Any]:
-    """Return the fields of a certificate that describe its guarantee."""
+    """Return the fields of a curve's certificate that describe the guarantee."""
     return {key: curve.certificate[key] for key in PRIVACY}
 
 
@@ -291,7 +292,7 @@ def _name(label: str | None, key: str) -> str:
 
 
 def _flat(identity: dict[str, Any]) -> dict[tuple[str | None, str], Any]:
-    """Return all values of an identity by (label of the curve or None, dotted key)."""
+    """Return (label of the curve or None, dotted key) -> value, for all values of an identity."""
     flat: dict[tuple[str | None, str], Any] = {}
 
     def add(label: str | None, prefix: str, table: dict[str, Any]) -> None:

@@ -207,7 +207,10 @@ def _stored(results: Results, table: dict[str, str]) -> list[float] | None:
 
 
 def ceiling(source: Source) -> float:
-    """Return the height up to which bounds are drawn, in the units of the y axis."""
+    """Return the height up to which bounds are drawn, in the units of the y axis.
+
+    It is a multiple of the largest value of any curve (`BOUND_HEIGHT`).
+    """
     tallest = 0.0
     for curve in source.results.curves:
         mean, two_errors = regret(source, curve)
@@ -254,7 +257,7 @@ def _source_of(name: str) -> str:
 
 
 def amount(value: float) -> str:
-    """Format the value of a bound."""
+    """Return the value of a bound as text."""
     if not math.isfinite(value):
         return "infinite"
     return spaced(value) if value >= 1e4 else f"{value:.4g}"

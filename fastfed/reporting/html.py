@@ -374,7 +374,7 @@ def stroke(style: dict[str, Any], width: float, dashes: float | None = None) -> 
 
 
 def key(style: dict[str, Any]) -> Html:
-    """Return a sample of the line of a curve, to be put before its label."""
+    """Return a sample of a curve's line, which is put before the label of the curve."""
     width, height, thickness = KEY
     middle = f"{height / 2:g}"
     line_style = stroke(style, thickness, dashes=1.8)

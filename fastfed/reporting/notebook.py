@@ -50,7 +50,7 @@ CSS = """
 
 @dataclass(frozen=True)
 class Summary:
-    """A value as sentences below a title with a verdict, and details that can be unfolded."""
+    """What a notebook shows of a value: title, verdict, sentences, and details to unfold."""
 
     title: str
     verdict: str
@@ -123,7 +123,7 @@ def _summary_html(summary: Summary) -> Html:
 
 
 def _ruled(source: Source) -> RenderableType:
-    """Return the table of results for a terminal, without the columns of speed and messages."""
+    """Return the table of results for a terminal, without the columns after the status."""
     from fastfed.reporting.text import ruled
 
     rows = text_table.table_rows(source)

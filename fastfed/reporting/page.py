@@ -259,7 +259,8 @@ def write_overview(
 ) -> tuple[Path, list[tables.Row]] | None:
     """Write a report of all experiments in the subfolders of a folder, and ``statements.json``.
 
-    Nothing is written if the folder itself holds an experiment: its report is in this place.
+    Nothing is written if the folder itself holds an experiment: the report of that experiment has
+    the same file name.
 
     Parameters
     ----------

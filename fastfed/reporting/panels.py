@@ -155,7 +155,7 @@ RANGE_COLOUR = "#999999"
 
 
 def curve_styles(curves: Sequence[CurveResult], shown: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Return colour and dashes of every curve, as they are in its panel."""
+    """Return colour and dashes of every curve, as they are in the curve's panel."""
     styles = {
         curve.label: style
         for panel in shown
@@ -211,7 +211,7 @@ def _groups(
     """
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []
-    # If a sweep varies a key, only the curves of sweeps over this key count as having it.
+    # If a sweep varies a key of the facet, only the curves of such sweeps count as having the key.
     by_sweep = {k for k in facet if any(k in table[SWEPT_KEYS].split(", ") for table in keys)}
     for i, table in enumerate(keys):
         swept = table[SWEPT_KEYS].split(", ")
@@ -356,7 +356,7 @@ def _look(label: str, facet: Sequence[str]) -> str:
 
 
 def _names(labels: Sequence[str], facet: Sequence[str]) -> list[str]:
-    """Return short names of the curves of a panel, without what all labels have in common.
+    """Return short names of the curves of a panel: labels without the parts that all share.
 
     Return the full labels if the short names would not be distinct.
     """

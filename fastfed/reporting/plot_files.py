@@ -47,7 +47,7 @@ def check_formats(formats: Collection[str]) -> None:
 
 
 def formats_in(folder: str | Path) -> list[str]:
-    """Return the formats of the plot files of a folder, without PGF, which is not redrawn."""
+    """Return the formats of the plot files in a folder. PGF is left out, as it is not redrawn."""
     formats = (kind for kind in ALL_FORMATS if kind != TEX)
     return [k for k in formats if any((Path(folder) / f"{name}.{k}").exists() for name in NAMES)]
 
@@ -175,7 +175,7 @@ def made_from_digest(source: Source) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that msgpack cannot encode, for the digest of everything that plots show.
+    """Return plain data instead of a value that msgpack cannot encode, for `made_from_digest`.
 
     An array is replaced by a digest of its content, which is enough to notice a change.
     """

@@ -321,7 +321,7 @@ def _draw_dot(axes: Axes, dot: Dot) -> None:
 
 
 def log_axis(axis: Axis, *, whole: bool = False) -> None:
-    """Set the ticks of a logarithmic axis, after everything is drawn.
+    """Set the ticks of a logarithmic axis; call it after everything is drawn.
 
     If ``whole``, ticks are only at whole numbers.
     """
@@ -365,7 +365,7 @@ def _write_ends(axes: Axes, chart: Chart) -> list[tuple[Any, float]]:
 
 
 def _spread_ends(axes: Axes, notes: Sequence[tuple[Any, float]]) -> None:
-    """Move apart names that would overlap, after the layout of the axes."""
+    """Move names vertically that would overlap; call it after the layout of the axes."""
     if not notes:
         return
     per_point = axes.figure.dpi / 72.0

@@ -175,7 +175,7 @@ def _count(conditions: Sequence[dict[str, Any]]) -> str:
 
 
 def _hint(certificate: dict[str, Any]) -> Html:
-    """Return the privacy of a certificate in short, to be put after the label of its curve."""
+    """Return a short text of a certificate's guarantee, which follows the label of its curve."""
     return element("span", f" {privacy_text(certificate).short}", class_="quiet")
 
 

@@ -332,7 +332,7 @@ def plus_minus(mean: float, stderr: float | None) -> str:
 
 
 def magnitude(value: float) -> int:
-    """Return the power of ten of the leading digit; 0 for 0."""
+    """Return the exponent of ten of a number's leading digit: 2 for 314, -1 for 0.5, 0 for 0."""
     return math.floor(math.log10(abs(value))) if value else 0
 
 

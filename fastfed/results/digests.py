@@ -39,9 +39,9 @@ def _tables(db: sqlite3.Connection) -> set[str]:
 
 
 def _rows(db: sqlite3.Connection, name: str, key: tuple[Any, ...] = ()) -> dict[str, bytes]:
-    """Return the digest of each row of table ``name``, or of the row with ``key`` only.
+    """Return {key of a row as text: digest of the row}, for table ``name``.
 
-    Return {key as text: digest}.
+    With ``key``, return the entry of the row with this key only.
     """
     names = KEYS[name]
     where = f" WHERE {' AND '.join(f'{n} = ?' for n in names)}" if key else ""

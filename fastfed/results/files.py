@@ -166,7 +166,7 @@ class LockHeld(Exception):
 
 @contextmanager
 def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a lock file during a block; the file exists only while it is held.
+    """Hold a lock file during a `with` block; the file exists only while the lock is held.
 
     The system releases the lock when the process ends, even after kill -9. The file that then
     remains does not block other processes.

@@ -1,4 +1,4 @@
-"""Put together the stores of several jobs that simulated parts of one experiment."""
+"""Merge the stores of several jobs that simulated parts of one experiment."""
 
 from __future__ import annotations
 

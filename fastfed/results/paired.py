@@ -95,7 +95,7 @@ def regrets(curve: CurveResult, replicates: Sequence[int], per_silo: bool = Fals
 
 
 def per_silo(results: Results) -> bool:
-    """Return True if curves are compared by regret divided by their number of silos."""
+    """Return True if curves are compared by regret per silo, as the spec's figure table says."""
     return results.figure.get("y") == "per-silo"
 
 
@@ -125,7 +125,10 @@ def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) 
 
 
 def is_baseline(results: Results, curve: CurveResult) -> bool:
-    """Return True if ``figure.baseline`` names a curve; by default if its silos share nothing."""
+    """Return True if a curve is a baseline, with which other curves are compared.
+
+    It is one if ``figure.baseline`` names it. By default, curves of silos that share nothing are.
+    """
     named = results.figure.get("baseline")
     return curve.algorithm == LOCAL_SYSTEM if named is None else curve.label == named
 

@@ -348,7 +348,7 @@ class CurveResult(Displayed, Located):
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard error, (C,), of the mean over replicates of values (R, C).
+    """Return the standard error (C,) of the mean over replicates, from values (R, C).
 
     It is NaN for a single replicate.
     """
@@ -360,7 +360,7 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 
 def total_events(replicates: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Add up the numbers of events over replicates: name -> number."""
+    """Return name of an event -> how often it happened in all replicates together."""
     names = list(dict.fromkeys(name for events in replicates for name in events))
     return {name: sum(events.get(name, 0) for events in replicates) for name in names}
 

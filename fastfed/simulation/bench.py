@@ -43,8 +43,8 @@ FEDERATED = {
 }
 #: chowdhury-zhou-2022 as in its Figure 1b.
 AGENT = {"epsilon": 1.0, "delta": 0.1, **PUBLISHED}
-#: Regularizer larger than an agent's noise: V is always positive definite, so no time is spent on
-#: shifts that make it so.
+#: A regularizer larger than an agent's noise. With it V is always positive definite, so no time is
+#: spent on shifting V until it is positive definite.
 RIDGE = 300.0
 #: The keys of each system that is timed.
 CURVES: dict[str, dict[str, Any]] = {
@@ -99,8 +99,8 @@ class LetorPool(PoolEnvironment):
     """Queries like the queries of MSLR-WEB10K: 116 documents on average, with correlated features.
 
     Features are nonnegative with a long tail, a third of them are 0, and columns are scaled as in
-    `fastfed.environments.Letor`. Only ``drawn`` queries are drawn; the others are copies of them at
-    different places in memory. With ``similar_rows``, rows resemble real documents: a few
+    `fastfed.environments.Letor`. Only ``drawn`` queries are random; the others are copies of these
+    at different places in memory. With ``similar_rows``, rows resemble real documents: a few
     directions explain nearly all of their variation, and their norms differ little.
     """
 
@@ -153,7 +153,7 @@ class LetorPool(PoolEnvironment):
         return {"kind": self.kind}
 
 
-#: Computes the least work of an agent-round in a case's experiment.
+#: Computes the least work (arithmetic and memory reads) of an agent-round, one round of one silo.
 Count = Callable[[Experiment], Work]
 
 
@@ -167,7 +167,7 @@ def update_operations(plan: Plan) -> float:
 
     Each entry of V takes two operations. If the plan is not lazy, the factor is updated in every
     round, with five operations for each entry. A release also computes a new factor in 2/3 d^3
-    operations, which are divided among all rounds and silos of its batch.
+    operations. The operations of all releases are divided by the number of agent-rounds.
     """
     per_entry = 2.0 if plan.lazy else 7.0
     factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
@@ -177,7 +177,8 @@ def update_operations(plan: Plan) -> float:
 def sphere_work(experiment: Experiment) -> Work:
     """Return the work of an agent-round with contexts that are drawn on the unit sphere.
 
-    It consists of normals and norms of all actions, their scores, and an update by one data point.
+    It consists of drawing and normalising all actions, their scores, and an update by one data
+    point.
     """
     plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
     assert isinstance(environment, Sphere)
@@ -231,8 +232,8 @@ def fixed_set_work(experiment: Experiment) -> Work:
 
     The means and both bonuses of all actions are updated. A model that stores V^-1 needs two
     products of X with vectors, two products of V^-1 with vectors, and an update of V^-1. A model
-    that stores X V^-1 X' and X V^-2 X' updates one triangle of each. The core stores the latter up
-    to K = 2 d (`pairs_up_to` in src/ff_fixed.c).
+    that stores the K x K matrices X V^-1 X' and X V^-2 X' updates one triangle of each. The
+    compiled code stores these matrices up to K = 2 d (`pairs_up_to` in src/ff_fixed.c).
     """
     k, d = 100, check_plan(experiment.curves[0].system.plan).dimension
     rows, pairs = 4 * k * d + 6 * d * d, 3 * k * k
@@ -244,7 +245,10 @@ def fixed_set_work(experiment: Experiment) -> Work:
 
 @dataclass(frozen=True)
 class Case:
-    """One bench: an environment, a system, and the rounds of the driver and of the reference."""
+    """One bench: an environment, a system, and how long the driver and the reference run.
+
+    The driver (compiled code) runs ``rounds`` rounds, the reference code ``reference_rounds``.
+    """
 
     name: str
     #: The least work of an agent-round; None if arithmetic does not determine the time.
@@ -356,7 +360,7 @@ def bench_experiment(
 
 
 def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
-    """Return the experiments of the compiled driver and of the reference."""
+    """Return two experiments of a case: for the compiled driver, and for the reference code."""
     environment, sizes = case.environment(), (case.silos, case.batch_size)
     reference_sizes = case.reference_sizes or sizes
     return (
@@ -413,10 +417,11 @@ def measure_peaks() -> Peaks | None:
 def limit_of(
     case: Case, experiment: Experiment, microseconds: float, *measured: Peaks | None
 ) -> dict[str, Any]:
-    """Return the columns of a result row about the lower bound on the time.
+    """Return the columns of a result row about the lower bound on the time of an agent-round.
 
-    ``microseconds`` is the measured time per agent-round, and ``measured`` the peak rates that were
-    measured before and after it.
+    The bound is the time that the case's work takes at the peak rates of one core. ``microseconds``
+    is the measured time per agent-round, and ``measured`` are the peak rates that were measured
+    before and after it.
     """
     work, peaks = case.work and case.work(experiment), [rates for rates in measured if rates]
     least = bound(work, best_of(*peaks)) if work and peaks else None

@@ -58,7 +58,8 @@ MAX_HISTORY = 4 * 2**30
 #: Most curves of one experiment. Each is planned before the first is run, in about 10 ms.
 MAX_CURVES = 1000
 
-#: Keys whose single value is a list, or a list of lists; such a value is not a sweep.
+#: Keys of curves whose single value is a list, or a list of lists. For other keys, a list is a
+#: sweep: one curve for each value.
 LISTS = ("silo_epsilon", "silo_delta", "release_rounds", "base_rates")
 LISTS_OF_LISTS = ("graph",)
 
@@ -78,20 +79,24 @@ TOP_KEYS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """Environment and sizes of curves. Curves of a problem see equal contexts and reward noise."""
+    """An environment with its number of silos.
+
+    All curves of a problem see equal contexts and reward noise. ``facts`` are the properties of the
+    environment for this number of silos, such as bounds on rewards.
+    """
 
     environment: Environment
     facts: EnvironmentSpec | LossSpec
     silos: int
 
     def open(self, seed: int, replicate: int) -> environments.Environment | Adversary:
-        """Return the compiled environment of one replicate."""
+        """Return the compiled environment of one replicate (for experts, the adversary)."""
         return self.environment.open(seed, replicate, self.silos)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: a label, and a system with its problem."""
+    """One line of a figure: a label, and a system with the problem that it learns."""
 
     label: str
     algorithm: str
@@ -102,7 +107,10 @@ class Curve:
 
     @property
     def packages(self) -> dict[str, str]:
-        """Packages and versions that supply the algorithm, environment or score, except fastfed."""
+        """Other packages that supply a part of the curve, each with its version.
+
+        Maps "algorithm", "environment" or "score" to the package. Parts of fastfed are left out.
+        """
         origins = {
             "algorithm": ALGORITHMS.origin(self.algorithm),
             "environment": ENVIRONMENTS.origin(self.problem.environment.kind),
@@ -113,7 +121,10 @@ class Curve:
 
     @property
     def account(self) -> int:
-        """Version of the privacy account: 2 if a newer, tighter account sets less noise, else 1."""
+        """Version of the privacy account by which the noise is set.
+
+        It is 2 if a later version of fastfed sets less noise by a tighter account, else 1.
+        """
         if self.keys.get("release") == "honaker":
             return 2
         conditions = getattr(self.system.certificate, "conditions", ())
@@ -124,10 +135,12 @@ class Curve:
     def revision(self) -> int:
         """Version of the curve's results: 2 if a change of fastfed has changed them, else 1.
 
-        Three changes of fastfed have changed results. The direct radius became smaller for plans
-        with noise. The slack became smaller for silos that never synchronise, and have a sieve and
-        fewer fixed actions than features (both in docs/radius.md). And losses that are 0 or 1 at
-        random are drawn in a different way (ff_coins.h).
+        Three changes of fastfed have changed results:
+
+        - The direct radius became smaller for plans with noise (docs/radius.md).
+        - The slack of a sieve became smaller for silos that never synchronise, if there are fewer
+          fixed actions than features (docs/radius.md).
+        - Losses that are 0 or 1 at random are drawn in a different way (ff_coins.h).
         """
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):
@@ -225,8 +238,8 @@ class Experiment:
 
     def identity(self) -> dict[str, Any]:
         """Return as plain data all values that determine the results of a replicate."""
-        # New keys are left out while they have the value that earlier versions of fastfed implied,
-        # so that the identities of old stores do not change.
+        # Leave out keys that earlier versions of fastfed did not have, if their value is the one
+        # that these versions implied. So the identities of old stores do not change.
         packages = {c.label: c.packages for c in self.curves if c.packages}
         accounts = {c.label: c.account for c in self.curves if c.account > 1}
         revisions = {c.label: c.revision for c in self.curves if c.revision > 1}
@@ -286,7 +299,9 @@ class Experiment:
 
 
 def replicate_range(value: Any) -> tuple[int, int | None]:
-    """Return the first replicate, and the number after the last one (None: the spec's).
+    """Return the numbers (first, end) of a range of replicates; ``end`` is after the last one.
+
+    ``end`` is None if the spec decides it.
 
     Parameters
     ----------
@@ -337,10 +352,11 @@ def fixed_batch_size(curve: dict[str, Any]) -> int | None:
 
 
 def without_new_defaults(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
-    """Return a curve's keys without later keys that have their default value.
+    """Return a curve's keys, leaving out keys that are new and have their default value.
 
-    A key is later if the first version of fastfed, or of the algorithm, did not have it. Identities
-    of old stores lack these keys, so new identities without them stay equal to the old ones.
+    A key is new if the first version of fastfed, or of the algorithm, did not have it. Identities
+    of old stores lack such keys. An identity of today's curve equals the old one only if it leaves
+    them out too.
     """
     later_keys = LATER | LATER_OF.get(algorithm, {})
     relevant = {k: v for k, v in keys.items() if k not in later_keys or v != later_keys[k]}
@@ -372,7 +388,8 @@ def expand(curve: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{key} must not be an empty list: write a value, or a list of values, which makes "
                 f'one curve for each (curve "{curve["label"]}")'
             )
-        # True is equal to 1, but a different value of a key.
+        # Python takes True and 1 for equal, but they are different values of a key. So compare
+        # texts, except for numbers.
         if len({value if _is_number(value) else repr(value) for value in values}) < len(values):
             raise InputError(
                 f"{key} must hold each value once, as each makes a curve, got {show(values)} "
@@ -399,9 +416,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _hint_to_write_a_list(error: InputError, keys: dict[str, Any]) -> str:
-    """Return how to write a sweep, if ``error`` is about a key whose value is a tuple or an array.
+    """Return a hint that ends an error message: how to write a sweep as a list.
 
-    It is the end of the error message; "" for other errors.
+    The hint is for errors about a key whose value is a tuple, a set, a range or an array. For other
+    errors, it is an empty text.
     """
     for key, value in keys.items():
         is_sweep = isinstance(value, (tuple, set, frozenset, range, np.ndarray))
@@ -419,10 +437,11 @@ def _in_label(value: Any) -> str:
 
 
 def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
-    """Build the curve of one table, in which every key has a single value.
+    """Build the curve of one curve table, in which every key has a single value.
 
-    A key of the environment, or ``silos``, changes the ``base`` problem for this curve, unless the
-    algorithm has a key of the same name. Messages of InputError name the curve and the key.
+    If the table has ``silos`` or a number of the environment, such as its dimension, the curve's
+    problem is ``base`` with this value. Keys that the algorithm also has are keys of the algorithm.
+    Messages of InputError name the curve and the key.
     """
     label = spec["label"]
     try:
@@ -448,17 +467,17 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
 def size_keys(problem: Problem) -> set[str]:
     """Return the keys of a problem that a curve may change: "silos" and numbers of the environment.
 
-    Names that are also keys of a system are left out, because they would be ambiguous.
+    A number is left out if a built-in system has a key of the same name, which would be ambiguous.
     """
     fields = dataclasses.fields(problem.environment)  # type: ignore[arg-type]
-    # Built-in systems only: a spec's meaning must not depend on which packages are installed.
+    # Look at built-in systems only: a spec's meaning must not depend on the installed packages.
     keys = {key for e in ALGORITHMS.builtin.values() for key in e.config.__struct_fields__}
     numbers = (f.name for f in fields if f.init and f.type in ("int", "float", int, float))
     return {"silos", *(name for name in numbers if name not in keys)}
 
 
 def with_sizes(base: Problem, sizes: dict[str, Any], horizon: int) -> Problem:
-    """Return the base problem with the values in ``sizes``, by the keys of `size_keys`."""
+    """Return the base problem, changed by ``sizes``: new values of some keys of `size_keys`."""
     if not sizes:
         return base
     environment = base.environment
@@ -489,7 +508,7 @@ def make_problem(environment: Environment, silos: int | None, horizon: int) -> P
 
 
 def key_values(keys: msgspec.Struct) -> dict[str, Any]:
-    """Return every key of a config with its value, as plain data."""
+    """Return every key of an algorithm's config with its value, as plain data."""
     values: dict[str, Any] = msgspec.to_builtins(keys)
     return values
 
@@ -580,7 +599,8 @@ def check_history(curves: Iterable[Curve]) -> None:
         )
 
 
-#: Keys that were added after the first version, with the default that leaves identities unchanged.
+#: Keys that were added after the first version of fastfed, with their defaults. A key with this
+#: default is left out of identities (`without_new_defaults`).
 LATER: dict[str, Any] = {
     "score": UCB,
     "protects": "user",
@@ -599,13 +619,13 @@ LATER: dict[str, Any] = {
     ),
 }
 
-#: Such keys that are new only for some algorithms, by algorithm.
+#: Algorithm -> keys that were added to this algorithm later, with their defaults.
 LATER_OF: dict[str, dict[str, Any]] = {
     name: {"silo_epsilon": None, "silo_delta": None, "returning": 1}
     for name in ("feducb", "feducb-decentralized")
 }
 
-#: Such keys inside a table, as "table.key".
+#: Keys inside a table that were added later, as "table.key", with their defaults.
 LATER_INSIDE: dict[str, Any] = {"share.coin": "none"}
 
 #: Most bytes of gradients, and most exchanges, of one replicate of a curve with experts.
@@ -680,7 +700,13 @@ def experiment_from_spec(spec: dict[str, Any]) -> Experiment:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file. InputError names line and column of a syntax error."""
+    """Return the tables of a TOML file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or is not TOML. The message names line and column.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:

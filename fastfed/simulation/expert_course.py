@@ -1,8 +1,9 @@
 """Progress and snapshots of a curve with experts.
 
-Noise and losses are functions of their keys. So between two exchanges the state of a curve is the
-current decision, the sums of server and clients, and the regret so far. Within a phase of trees it
-also contains the gradients on the path to the current leaf.
+Noise and losses are functions of the seed and their number, and so are not part of the state.
+Between two exchanges, the state of a curve is the current decision, the sums of server and clients,
+and the regret so far. Within a phase of trees (experts/frank_wolfe.py), the state also contains the
+gradients on the path to the current leaf.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Course:
     plan : ExpertPlan
         The curve's plan.
     parts : dict
-        Objects that exchanges change, by name. Their classes list the changing attributes in
-        ``KEPT``; if a class does not, for example in another package, there are no snapshots. The
-        object "decider" makes the first decision by ``start()``.
+        Objects that exchanges change, by name. The class of each object lists the changing
+        attributes in ``KEPT``. If one class has no ``KEPT``, for example in a different package,
+        there are no snapshots. The object "decider" makes the first decision by ``start()``.
     walks : experts.Scores, optional
-        The clients, if they walk through trees.
+        The clients, if they visit the leaves of trees in order.
     snapshot : Snapshot, optional
         Snapshot from which the curve resumes, and into which its state is written.
     progress : callable, optional
@@ -45,7 +46,8 @@ class Course:
     made : int
         Number of completed exchanges.
     lost : ndarray of int64, shape (d,)
-        Cumulative loss of every expert in units, if the decisions of a block are made at once.
+        Cumulative loss of every expert, in multiples of the losses' unit. It is zero if decisions
+        are not made in blocks of rounds.
     """
 
     KEPT: ClassVar = ("x", "made", "lost")
@@ -69,8 +71,8 @@ class Course:
     def begin(self, until: int) -> int:
         """Resume from the snapshot, and return its round.
 
-        Return 0, the start, if there is no snapshot, it is later than round ``until``, or its
-        arrays do not fit.
+        Return 0 and start from the beginning in three cases: there is no snapshot, the snapshot is
+        later than round ``until``, or its arrays do not have this state's names and shapes.
         """
         stored = self._snapshot.kept() if self._snapshot is not None else None
         if stored is None or stored.round > until:
@@ -78,7 +80,7 @@ class Course:
         arrays = stored.arrays
         phase = int(arrays["phase"]) if "phase" in arrays else 0
         if phase and self._walks is not None:
-            # Begin the phase first, so that the objects below have a walk to restore.
+            # Begin the phase first: this creates the walk whose attributes are restored below.
             self._walks.begin(phase)
         fresh = self._state()
         if fresh is None or fresh.keys() != arrays.keys():
@@ -90,7 +92,10 @@ class Course:
         return stored.round
 
     def reached(self, round: int) -> None:
-        """Report progress up to this round, and write a snapshot if one is due."""
+        """Report the progress since the last call, and write a snapshot if one is due.
+
+        ``round`` is the last completed round.
+        """
         rounds, self._reported_round = round - self._reported_round, round
 
         def write_snapshot(snapshot: Snapshot) -> None:
@@ -108,15 +113,15 @@ class Course:
             self.reached(round)
 
     def _objects(self) -> dict[str, Any]:
-        """Return the objects whose attributes a snapshot contains, by name."""
+        """Return name -> object, for the objects whose attributes a snapshot contains."""
         walk = self._walks.walking if self._walks is not None else None
         return self._parts if walk is None else {**self._parts, "walk": walk}
 
     def _state(self) -> dict[str, np.ndarray] | None:
-        """Return the arrays of a snapshot by name, or None if no snapshot can be written.
+        """Return the arrays of a snapshot by name; None if no snapshot can be written.
 
-        That is the case if the class of an object does not define ``KEPT``, the list of attributes
-        that exchanges change.
+        No snapshot can be written if the class of an object does not define ``KEPT``, the list of
+        attributes that exchanges change.
         """
         objects = self._objects()
         arrays = fields_of(objects)

@@ -1,11 +1,12 @@
-"""The driver of curves with experts: message by message, or from sums over all clients.
+"""The two drivers of curves with experts: message by message, or from sums over all clients.
 
 The fast driver gets sums of all clients' losses, or all clients' gradients, from compiled code, and
 passes them to the same server as the step driver. Losses are integer multiples of a unit, so their
-sums are exact, and both drivers and any number of threads give the same bits.
+sums are exact. So the two drivers, with any number of threads, give the same bits.
 
-A *stretch* is a range of rounds between two exchanges of messages, in which the decision x does not
-change.
+A *decision* x is an expert, or weights of the d experts; it is always stored as weights (d,). A
+*stretch* is a range of rounds between two exchanges of messages, in which the decision does not
+change. An *edge* is the last round of a stretch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from fastfed.simulation.driver import OBJECT, Driver, Outcome, Progress, Term, o
 from fastfed.simulation.expert_course import Course
 from fastfed.simulation.snapshots import Snapshot
 
-#: Limits of one call into the losses: entries of its sums, losses to add up, calls of Python.
+#: Limits of one call into the compiled losses: numbers in the sums that it returns, losses that it
+#: adds up, and calls of a user's Python function that it makes.
 MAX_SUMS, MAX_LOSSES, MAX_CALLS = 2**20, 2**27, 2**12
 #: Largest number of sums in a block whose decisions are made at once; they fit a core's cache.
 MAX_SUMS_TOGETHER = 2**16
@@ -49,8 +51,8 @@ MAX_COINS = 2**12
 class Ledger:
     """Accumulates the group regret, by the adversary's definition of regret.
 
-    The loss of the decision is added once per stretch, not once per round, so that both drivers
-    have the same rounding errors.
+    The loss of the decision is added once per stretch (rounds between two exchanges), not once per
+    round. So the step driver and the fast driver have the same rounding errors.
     """
 
     #: Attributes that change during a run, which snapshots store.
@@ -62,7 +64,7 @@ class Ledger:
         self._at = 0  # position of the next checkpoint
         self._lost = 0.0  # loss of the decisions so far
         self._total = np.zeros(adversary.losses.experts)  # loss of every expert so far
-        # Number of rounds, and loss of every expert, in the current stretch.
+        # Number of rounds, and loss of every expert, since the last call of `settle`.
         self._rounds, self._sums = 0, np.zeros_like(self._total)
         self._last_x: np.ndarray | None = None
         self._expert: int | None = None  # the expert that _last_x chooses, if it chooses one
@@ -70,7 +72,10 @@ class Ledger:
 
     @property
     def needs_sums(self) -> bool:
-        """True if the regret depends on the losses of every expert."""
+        """True if the regret depends on the losses of every expert, which callers must then pass.
+
+        False for pseudo-regret, and for regret against a known optimum.
+        """
         return self.adversary.suboptimality is None and self.adversary.optimum is None
 
     def played(self, first: int, last: int, x: np.ndarray, sums: np.ndarray | None) -> None:
@@ -173,7 +178,7 @@ class Ledger:
         self._rounds = 0
 
     def _inner(self, x: np.ndarray) -> float:
-        """Return <sums, x>, the loss of the decision x (d,) over the current stretch.
+        """Return <sums, x>, the loss of the decision x (d,) in all rounds since the last `settle`.
 
         It has no rounding error if x chooses a single expert.
         """
@@ -193,7 +198,15 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all), one client and round at a time."""
+    """Run rounds 1..last (default: all) of a curve, one client and round at a time.
+
+    This is the step driver. ``progress`` is called with 1 after each round.
+
+    Returns
+    -------
+    Outcome
+        The results at the checkpoints.
+    """
     noise = SeededNoise(adversary.seed, adversary.replicate)
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -242,9 +255,15 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) from sums over all clients; the outcome has no actions.
+    """Run rounds 1..last (default: all) of a curve from sums over all clients.
 
-    The run resumes from the snapshot if there is one.
+    This is the fast driver. The run resumes from the snapshot if there is one. ``record`` is
+    ignored, as experts have no actions to record.
+
+    Returns
+    -------
+    Outcome
+        The results at the checkpoints, without actions.
     """
     check_expert_plan(plan)
     noise = SeededNoise(adversary.seed, adversary.replicate)
@@ -258,7 +277,7 @@ def run(
     course = Course(plan, changing_objects, walks, snapshot, progress)
     last_round = last or plan.horizon
     rounds_done = course.begin(last_round)
-    # Exact types: a subclass may decide differently, so its exchanges are made one by one.
+    # Compare exact types: a subclass may decide differently, so its exchanges are made one by one.
     walks_trees = type(decider) is NoisyLeast and type(plan) is FrankWolfePlan
     sums_needed = ledger.needs_sums or plan.sends == "sums"
     if in_coins(plan, decider, ledger, last_round):
@@ -331,7 +350,7 @@ def outcome_after(
 
 def decides_in_blocks(plan: ExpertPlan, decider: object) -> bool:
     """Return whether ``decider`` can make all decisions of a block of rounds in one call."""
-    # Exact types: a subclass may decide differently.
+    # Compare exact types: a subclass may decide differently.
     return type(decider) in (Leader, Hedge, SparseVector) and type(plan) in (
         LeaderPlan,
         HedgePlan,
@@ -340,10 +359,10 @@ def decides_in_blocks(plan: ExpertPlan, decider: object) -> bool:
 
 
 class CoinRounds:
-    """Rounds that the compiled losses run, with their decisions and regret.
+    """Runs rounds whose losses are coin flips in compiled code, with their decisions and regret.
 
     It implements `fastfed.experts.plan.Rounds`. ``lost`` (d,) is the cumulative loss of every
-    expert in units, and ``done`` the number of completed rounds.
+    expert in multiples of ``losses.unit``, and ``done`` is the number of completed rounds.
     """
 
     def __init__(self, ledger: Ledger, lost: np.ndarray, rounds_done: int) -> None:
@@ -400,9 +419,10 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
 
 
 def run_coins(decider: Any, ledger: Ledger, rounds_done: int, last: int, course: Course) -> int:
-    """Run the rounds after ``rounds_done``, whose losses are coins; return the last completed one.
+    """Run rounds after ``rounds_done``, whose losses are coins; return the last completed round.
 
-    If this round is before ``last``, the later rounds must be run from sums of losses.
+    This can be a round before ``last``, if the decider makes a decision that compiled code cannot
+    make. Then the caller must run the later rounds from sums of losses.
     """
     plan, rounds = course.plan, CoinRounds(ledger, course.lost, rounds_done)
     most_rounds = rounds_of_call(ledger.adversary.losses)
@@ -420,10 +440,10 @@ def run_coins(decider: Any, ledger: Ledger, rounds_done: int, last: int, course:
 
 
 def exchange_flags_of(plan: ExpertPlan, edges: np.ndarray) -> np.ndarray:
-    """Return for each edge whether messages are exchanged there: 1 or 0, (n + 1,) uint8.
+    """Return for each edge whether messages are exchanged after it: 1 or 0, (n + 1,) uint8.
 
     An edge is the last round of a range of rounds (see `stretches_of`). Messages are exchanged at
-    the beginning of the next round.
+    the beginning of the round after the edge.
     """
     last, flags = int(edges[-1]), np.zeros(len(edges), np.uint8)
     exchange_rounds = plan.asking_rounds(last)
@@ -446,7 +466,10 @@ def is_every_round(exchange_rounds: np.ndarray, last: int) -> bool:
 
 
 def dense(exchange_rounds: np.ndarray, last: int) -> bool:
-    """Return whether one byte per round takes less memory than 8 bytes per exchange."""
+    """Return whether one byte per round takes less memory than 8 bytes per exchange.
+
+    If so, rounds with an exchange are marked in an array of all ``last`` rounds.
+    """
     return 8 * len(exchange_rounds) > last
 
 
@@ -459,10 +482,11 @@ def run_sums(
     threads: int,
     course: Course,
 ) -> None:
-    """Run the stretches between ``edges`` by sums of losses.
+    """Run the stretches between ``edges`` for a plan that sends sums of losses.
 
-    The decisions of a whole block of stretches are made in one call. ``exchange_flags`` is 1 at
-    edges where messages are exchanged.
+    A stretch is a range of rounds with one decision, an edge its last round. The decisions of a
+    block of many stretches are made in one call. ``exchange_flags`` is 1 at edges after which
+    messages are exchanged.
     """
     losses, cumulative_losses = ledger.adversary.losses, course.lost
     blocks = list(blocks_of(losses, edges, MAX_SUMS_TOGETHER))
@@ -536,8 +560,8 @@ def run_scores(
 ) -> None:
     """Run the stretches between ``edges`` for a plan that sends scores of gradients.
 
-    Many exchanges of a phase are made in one call. ``exchange_flags`` is 1 at edges where messages
-    are exchanged.
+    A stretch is a range of rounds with one decision, an edge its last round. Many exchanges of a
+    phase are made in one call. ``exchange_flags`` is 1 at edges after which messages are exchanged.
     """
     losses = ledger.adversary.losses
     for begin, end in blocks_of(losses, edges, MAX_SUMS_TOGETHER):
@@ -559,10 +583,11 @@ def run_scores(
 def blocks_of(
     losses: loss_kernels.Losses, edges: np.ndarray, most_sums: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield pairs (first, end): the losses of stretches first..end - 1 are summed in one call.
+    """Yield blocks of stretches whose losses are summed in one call, as pairs (first, end).
 
-    ``edges`` are the stretches' last rounds. A block has at most ``most_sums`` sums, one per
-    stretch and expert.
+    A block has the stretches first..end - 1, numbered from 0. ``edges`` are the stretches' last
+    rounds, after a first edge before all stretches. A block has at most ``most_sums`` sums, one for
+    each stretch and expert, unless it has only one stretch.
     """
     most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
     start = 0
@@ -600,9 +625,9 @@ def stretches_of(
 
 
 def rounds_of_call(losses: loss_kernels.Losses) -> int:
-    """Return how many rounds one call into the losses computes.
+    """Return the largest number of rounds that one call into the compiled losses computes.
 
-    Progress and Ctrl-C are handled between calls.
+    Progress and Ctrl-C are handled between calls, so a call must not take long.
     """
     if isinstance(losses, loss_kernels.Called):
         return max(1, MAX_CALLS // losses.silos)
@@ -625,7 +650,7 @@ def ranges_with_losses(
 
 
 class Sums:
-    """All clients of a plan that sends sums of losses."""
+    """Computes what all clients of a plan that sends sums of losses send together."""
 
     KEPT: ClassVar = ("_sum",)
 
@@ -633,20 +658,24 @@ class Sums:
         self._sum = np.zeros(experts)
 
     def saw(self, sums: np.ndarray) -> None:
-        """Add the losses (d,) of a stretch."""
+        """Add the losses (d,) of all clients in some rounds to the sum for the next exchange."""
         self._sum += sums
 
     def total(self, release: int, x: np.ndarray) -> np.ndarray:
         """Return the sum (d,) of all clients' messages in this exchange, and start a new sum.
 
-        ``release`` and ``x`` are ignored; plans that send scores use them.
+        ``release`` (number of the exchange) and ``x`` (decision) are ignored; `Scores` uses them.
         """
         sum_sent, self._sum = self._sum, np.zeros(len(self._sum))
         return sum_sent
 
 
 class Scores:
-    """All clients of a plan that sends scores, computed from gradients of losses."""
+    """Computes what all clients of a plan send together, if they send scores.
+
+    A score of an expert is its entry in an estimated gradient of the loss, with noise if the
+    clients add noise.
+    """
 
     def __init__(
         self, plan: Any, losses: loss_kernels.Losses, noise: SeededNoise, threads: int
@@ -656,16 +685,19 @@ class Scores:
         self.walking: Walk | None = None
 
     def saw(self, sums: np.ndarray) -> None:
-        """Ignore the losses of a stretch: scores are computed from gradients instead."""
+        """Ignore losses (d,), which `Sums` needs: scores are computed from gradients instead."""
 
     def begin(self, number: int) -> None:
-        """Start the phase of this number again, to resume from a snapshot."""
+        """Start the phase with this number again, so that its walk can be restored."""
         for phase in self.plan.phases:
             if phase.number == number:
                 self.walking = self._begin(phase)
 
     def _walk_of(self, release: int) -> Walk:
-        """Return the walk through the trees of the phase that contains exchange ``release``."""
+        """Return the walk through the trees of the phase that contains exchange ``release``.
+
+        If the last walk was for an earlier phase, start a new walk.
+        """
         phase = self.plan.phase_of(release)
         if self.walking is None or self.walking.phase is not phase:
             self.walking = self._begin(phase)
@@ -674,7 +706,7 @@ class Scores:
     def _begin(self, phase: Phase) -> Walk:
         """Draw the clients' samples of a phase, and return a new walk through its trees."""
         count, samples_used = len(phase.samples), phase.used
-        # Copies, because a view would keep every client's whole permutation in memory.
+        # Copy the first samples: a view would keep every client's whole permutation in memory.
         orders = [
             self.noise.sample(i, phase.number, count)[:samples_used].copy() for i in self._silos
         ]
@@ -691,15 +723,15 @@ class Scores:
     ) -> np.ndarray:
         """Return the sum (M, d) of each client's gradients at x, over samples start..stop - 1.
 
-        With ``parent`` (d,), gradients at that decision are subtracted. Gradients are clipped to
-        the plan's bounds, and differences to ``limit``.
+        With ``parent`` (d,), the gradients at the decision ``parent`` are subtracted. Gradients are
+        clipped to the plan's bounds, and the entries of differences to [-limit, limit].
         """
         rounds = np.ascontiguousarray(self._rounds[:, start:stop])
         bounds = self.plan.bounds.low, self.plan.bounds.high, limit
         return self.losses.gradients(rounds, x, self.threads, parent, bounds)
 
     def walk(self, course: Course, last: int, on_progress: Callable[[], None]) -> None:
-        """Make the exchanges up to number ``last``, and update the course.
+        """Make the exchanges up to number ``last``, and update the course (the state of the run).
 
         The server must be a `NoisyLeast`. The compiled losses make many exchanges of a phase in one
         call; ``on_progress`` is called after each call.
@@ -758,7 +790,7 @@ class Scores:
 def clients_of(
     losses: loss_kernels.Losses, plan: ExpertPlan, noise: SeededNoise, threads: int
 ) -> Sums | Scores:
-    """Return an object that computes the sums of all clients' messages."""
+    """Return the object that computes the sum of all clients' messages in each exchange."""
     return Scores(plan, losses, noise, threads) if plan.sends == "scores" else Sums(plan.experts)
 
 
@@ -767,8 +799,8 @@ def make_outcome(
 ) -> Outcome:
     """Return the Outcome of a curve.
 
-    ``exchanged`` (C,) is the number of exchanges up to each checkpoint, and ``x`` (d,) the last
-    decision.
+    ``exchanged`` (C,) is the number of exchanges up to each checkpoint, ``x`` (d,) is the last
+    decision, and ``events`` are the decider's counts.
     """
     return Outcome(
         group_regret=ledger.regret,
@@ -784,7 +816,7 @@ def make_outcome(
 
 
 def curve_terms(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
-    """Return the memory terms of a curve except its Outcome.
+    """Return the memory that a curve needs, as a list of terms in bytes, without its Outcome.
 
     ``checkpoints`` is the number of checkpoints; ``steps`` selects the step driver.
     """
@@ -792,7 +824,7 @@ def curve_terms(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
     size_text = f"{spaced(m)} clients x {spaced(d)} experts"
     edges = plan.exchanges + min(checkpoints, plan.horizon)
     terms = [
-        # Edges while they are collected, sorted and made unique.
+        # Five arrays of edges exist while `stretches_of` collects, sorts and filters them.
         Term("stretches of rounds", 8 * 5 * edges, spaced(edges), "exchanges"),
         Term("decisions", 8 * 10 * d, f"{spaced(d)} experts", "experts"),
         Term("clients", plan.memory(), size_text, "clients or experts"),
@@ -809,7 +841,10 @@ def curve_terms(plan: ExpertPlan, checkpoints: int, steps: bool) -> list[Term]:
 def memory(
     plan: ExpertPlan, checkpoints: int, *, steps: bool = False, record: bool = False
 ) -> list[Term]:
-    """Return the memory terms of one curve in one replicate."""
+    """Return the memory that one curve needs in one replicate, as a list of terms in bytes.
+
+    ``record`` is ignored, as experts have no actions to record; see `curve_terms` for the others.
+    """
     return [*curve_terms(plan, checkpoints, steps), outcome_term(checkpoints, plan.experts)]
 
 

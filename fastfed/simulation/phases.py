@@ -156,7 +156,7 @@ def run_phases(
 def _reached(
     snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], last: int
 ) -> tuple[int, int, np.ndarray | None]:
-    """Set the state of one stage to that of the snapshot, and return how far the snapshot is.
+    """Set the state of one stage to that of the snapshot, and return how far its run had come.
 
     ``initial`` and ``greedy`` are the fresh states of the two stages. The result is the stage, the
     number of completed rounds and the numbers for `Run.resume`. Without a usable snapshot it is

@@ -70,7 +70,7 @@ class Users:
 
 
 class DelayedSilo(Silo):
-    """A silo that learns each reward in the round in which it arrives (`DelayedPlan`).
+    """A silo that learns each reward in the round in which the reward arrives (`DelayedPlan`).
 
     Rewards that arrive in the same round are learned in the order of their actions.
     """

@@ -239,7 +239,7 @@ def report_progress(
     """Call ``progress(rounds)``, and write a snapshot by ``keep_snapshot`` if one is due.
 
     ``rounds`` is the number of rounds since the last call. If ``progress`` raises an exception to
-    stop the run, first a snapshot is written, if `Snapshot.worth_writing_at_stop`.
+    stop the run, first a snapshot is written if `Snapshot.worth_writing_at_stop` is true.
     """
     if snapshot is not None and snapshot.due():
         keep_snapshot(snapshot)

@@ -439,7 +439,7 @@ def tail_of(total: float, count: int) -> float:
 
 
 def _checked_node(pair_or_node: tuple[int, float] | Node) -> Node:
-    """Return a node, given as a pair (trials, norm) or as a Node, as a Node with checked values."""
+    """Return a `Node` with checked values, from a pair (trials, norm) or from a `Node`."""
     if isinstance(pair_or_node, Node):
         node = pair_or_node
     elif isinstance(pair_or_node, (tuple, list)) and len(pair_or_node) == 2:

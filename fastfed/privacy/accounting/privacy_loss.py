@@ -398,10 +398,7 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
 
 
 def _tilted(mass: np.ndarray, loss: np.ndarray, theta: float) -> tuple[np.ndarray, float]:
-    """Return masses multiplied by e^(theta loss) and normalised, and the logarithm of their sum.
-
-    The sum is that before they were normalised.
-    """
+    """Return masses multiplied by e^(theta loss) and divided by their sum; and ln of this sum."""
     weighted = mass * np.exp(theta * (loss - loss[-1]))
     total = float(weighted.sum())
     return weighted / total, theta * float(loss[-1]) + math.log(total)

@@ -448,9 +448,10 @@ def calibrate(
     Returns
     -------
     Calibrated
-        noise_std is the standard deviation of each bias entry of one node, noise vector, release,
-        user's message ("noisy-points", "shuffled-points") or batch, in the units of the sums. For
-        "noisy-argmin", "laplace" and "exponential" it is of one score, entry or cost.
+        noise_std is the standard deviation of the noise, in the units of the sums. Depending on the
+        mechanism, it is that of each bias entry of one node, noise vector, release, user's message
+        ("noisy-points", "shuffled-points") or batch. For "noisy-argmin", "laplace" and
+        "exponential" it is that of one score, entry or cost.
 
     Raises
     ------

@@ -45,7 +45,10 @@ RELEASES = ("tree", "honaker", "toeplitz", "factorised", "buffered")
 
 
 class LayoutNoise:
-    """Common properties of mechanisms whose noise has one standard deviation and a layout."""
+    """Common properties of mechanisms whose noise is given by one standard deviation and a layout.
+
+    The layout says how the noise of a symmetric matrix depends on the entry.
+    """
 
     __slots__ = ()
     budget: Budget

@@ -62,7 +62,7 @@ VICTIM = (np.array([1.0, 0.0]), np.array([0.05, 0.0]))
 
 
 def plan_of(keys: dict[str, Any]) -> Plan:
-    """Return the plan of the audited system, feducb with these further keys."""
+    """Return the plan of the system whose schedule is audited: feducb with these further keys."""
     epsilon, delta = CLAIM
     sizes: dict[str, Any] = {"silos": SILOS, "horizon": HORIZON, "dimension": SCHEDULE_DIMENSION}
     system = make_system("feducb", **sizes, epsilon=epsilon, delta=delta, **keys)
@@ -70,9 +70,10 @@ def plan_of(keys: dict[str, Any]) -> Plan:
 
 
 def trigger_value(plan: Plan, x: np.ndarray) -> float:
-    """Return the trigger's value, without noise, after a first round with features x.
+    """Return the trigger's value, without noise, after a first round with features x (d,).
 
-    The trigger compares it with its threshold D. A private trigger adds noise to this value.
+    The trigger starts a synchronisation if this value exceeds its threshold D. A private trigger
+    adds noise to the value.
     """
     assert plan.trigger is not None
     noise_free = replace(plan, trigger=replace(plan.trigger, kind=DETERMINANT), privacy=None)
@@ -120,10 +121,10 @@ def audit_schedule(name: str, trials: int, seed: int) -> AuditResult:
 
 
 # ---- Audits of linear bandits: silos and servers as deployed, on two neighbouring data sets ------
-# Every silo chooses the same single action in every round, so that the data sets differ in one
-# record only: the record of the first user of silo 0, which enters the most nodes. Messages to the
-# server are projected on the direction in which that record moves them. The audits of systems with
-# experts are in `audit/experts.py`.
+# Every user is offered a single action, so that the data sets differ in one record only: the record
+# of the first user of silo 0, which enters the most tree nodes. Messages to the server are
+# projected on the direction in which that record moves them. The audits of systems with experts are
+# in `audit/experts.py`.
 
 
 Audit = Callable[[int, int], AuditResult]
@@ -135,9 +136,10 @@ DIMENSION = 2
 
 @dataclass(frozen=True)
 class Case:
-    """A system to audit.
+    """A system to audit: an algorithm with its keys and its number of silos.
 
-    ``layout`` is the layout of its noise; `WORST_PAIR` has the worst pair of records for it.
+    ``layout`` names how the noise's standard deviation depends on the entry of the statistic.
+    `WORST_PAIR` maps it to the two records that differ most relative to this noise.
     """
 
     algorithm: str
@@ -174,6 +176,7 @@ class Case:
         return replace(plan, encoding=encoding, privacy=None)
 
 
+#: Features (1, d) of all users but the first user of silo 0.
 OTHER = np.full((1, DIMENSION), np.sqrt(0.5))
 
 
@@ -181,8 +184,8 @@ def released_sums(plan: Plan, noise: SeededNoise, x_first_user: np.ndarray) -> n
     """Run a federation, and return the sum of all silos' messages in each release, (K, s).
 
     K is the number of releases, and s the length of a statistic. ``x_first_user`` (d,) are the
-    features of the first user of silo 0. Protocols without a tree (``flat``) may have messages
-    without values, so their sum is the increase of the server's total.
+    features of the first user of silo 0. In protocols without a tree (``flat``), messages may have
+    no values. The sum of a release is then computed as the increase of the server's total.
     """
     federation, release_sums = Federation(plan, noise), []
     for round in range(plan.horizon):
@@ -222,10 +225,10 @@ def received_reports(plan: PeerPlan, noise: SeededNoise, x_first_user: np.ndarra
 
 
 def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
-    """Return the tree nodes (K, s) that the messages ``views`` (K, s) contain.
+    """Return the noisy tree nodes (K, s) that the messages ``views`` (K, s) contain.
 
-    If the server replaces each message of a silo by the next, messages are prefix sums; they are
-    converted to nodes.
+    If the server replaces each message of a silo by the next one, messages are prefix sums. These
+    are converted to nodes.
     """
     if plan.protocol.analyzer != REPLACE:
         return views
@@ -235,11 +238,11 @@ def nodes_of(plan: Plan, views: np.ndarray) -> np.ndarray:
 
 
 def log_ratios_of_runs(case: Case, trials: int, seed: int, world: int) -> np.ndarray:
-    """Run one world ``trials`` times, and return the statistic of each run, (trials,).
+    """Run a case ``trials`` times in world 0 or 1; return the statistic of each run, (trials,).
 
-    The statistic is the Gaussian log likelihood ratio, up to a constant, of the nodes that contain
-    the changed record. Noise of bits is only nearly Gaussian, but every statistic gives a valid
-    bound.
+    The statistic is the Gaussian log likelihood ratio, up to a constant, of the tree nodes that
+    contain the changed record. Noise from bits is only nearly Gaussian, but every statistic gives a
+    valid bound.
     """
     audited_plan = case.plan()
     peers = audited_plan.driver == "peers"

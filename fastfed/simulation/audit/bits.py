@@ -1,9 +1,9 @@
 """Audits of protocol "user-bit": the messages that depend on one user, for two rewards.
 
-The two data sets differ in the reward of one user, which is the least or the largest one. With
+The two data sets differ in the reward of one user: 0 in one, 1 in the other. With
 ``batch_size = 1`` the silo's report is the user's features times the value of the user's bit. If a
 shuffler counts the bits of a batch, the audit sees the shuffler's message, and all other users have
-the largest reward.
+the reward 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResul
     actions = np.eye(plan.dimension)
 
     def messages(reward: float) -> np.ndarray:
-        """Return the audited value of each run, if the first user has this reward."""
+        """Return the audited number of each run, (trials,), if the first user has this reward."""
         values = np.empty(trials)
         for i in range(trials):
             noise = SeededNoise(seed, 2 * i + int(reward))

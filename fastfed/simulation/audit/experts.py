@@ -1,7 +1,8 @@
 """Audits of systems with experts: clients and server as deployed, on two neighbouring data sets.
 
-The statistic is the log likelihood ratio of the chosen experts under the two tables of losses. It
-is computed for the claimed plan, so an audit does not know about the fault that it must catch.
+The two data sets ("worlds") are two tables of losses. The statistic is the log likelihood ratio of
+the chosen experts under the two tables. It is computed for the claimed plan, so an audit does not
+know about the fault that it must catch.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _DIGITS = 9
 def chosen_experts(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> Chosen:
     """Run a federation of experts, and return the experts that the server chooses, in order.
 
-    ``losses`` has shape (T, M, d). The first expert is the choice before any message. Choices of
-    weights instead of a single expert are left out.
+    ``losses`` (T, M, d) are by round, client and expert. The first expert is the choice before any
+    message. Choices of weights instead of a single expert are left out.
     """
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -59,10 +60,10 @@ def chosen_experts(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> 
 
 @dataclass(frozen=True)
 class Switching:
-    """One client with Fed-SVT: only round 1 differs between the worlds.
+    """A case of the audit of Fed-SVT, with one client. Only round 1 differs between the worlds.
 
-    All losses are 0 in rounds 2 to ``quiet``. Later they are 1 for every expert, which causes
-    switches.
+    All losses are 0 in rounds 2 to ``quiet``. In later rounds they are 1 for every expert, which
+    causes switches.
     """
 
     experts: int
@@ -106,7 +107,7 @@ class Switching:
 
 
 class PrintedPlan(SparseVectorPlan):
-    """A planted fault: the query is compared with L, a threshold without noise."""
+    """A planted fault: the noisy query is compared with the threshold L, which gets no noise."""
 
     def decider(self, noise: NoiseSource) -> Decider:
         """Return the faulty server."""
@@ -117,7 +118,7 @@ class Printed(SparseVector):
     """The server of `PrintedPlan`."""
 
     def _threshold(self, switches: int) -> float:
-        """Draw the noisy threshold as usual, but return the threshold without noise."""
+        """Return the threshold without noise; the noise is drawn as usual, but not used."""
         super()._threshold(switches)
         return self.plan.threshold
 
@@ -139,16 +140,19 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
 
     @cache
     def segment(start: int, expert: int) -> np.ndarray:
-        """Return the distribution of the next switch, for an expert chosen at ``start``.
+        """Return the distribution of the time of the next switch after round ``start``.
 
-        Entry i is the probability of a switch i + 1 rounds later; the last is that of no switch.
+        ``expert`` is the expert that was chosen at ``start``.
+
+        Entry i is the probability of a switch i + 1 rounds after ``start``. The last entry is the
+        probability that there is no switch.
         """
         return np.exp(crossings(start, expert))
 
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        # Probability of the experts so far, by the time of the last switch.
+        # Maps the time of the last switch -> probability of this time and the experts so far.
         total, by_last_switch = 0.0, {0: 1.0 / plan.experts}
         for switches in range(mechanism.switches + 1):
             next_by_switch: dict[int, float] = {}
@@ -195,9 +199,10 @@ def audit_switching(case: Switching, name: str, trials: int, seed: int) -> Audit
 
 @dataclass(frozen=True)
 class Board:
-    """One client with the private dartboard.
+    """A case of the audit of the private dartboard, with one client.
 
-    Losses after round 1 are 0, so later coins reveal nothing.
+    Only round 1 differs between the worlds. Losses after round 1 are 0, so later coins reveal
+    nothing.
     """
 
     experts: int
@@ -268,7 +273,7 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        # The probability of the experts so far, by the number of draws.
+        # Maps the number of draws so far -> probability of this number and the experts so far.
         by_draws = {0: 1.0 / plan.experts}
         for t, (before, after) in enumerate(pairwise(experts)):
             next_by_draws: dict[int, float] = {}
@@ -308,10 +313,10 @@ def audit_board(case: Board, name: str, trials: int, seed: int) -> AuditResult:
 
 @dataclass(frozen=True)
 class Vertices:
-    """Two clients and two experts with Fed-DP-OPE-Stoch.
+    """A case of the audit of Fed-DP-OPE-Stoch, with two clients and two experts.
 
-    One loss of client 0 is (0, 1) or (1, 0). All other losses favour expert 1, so that expert 0 is
-    chosen rarely enough to be informative, and often enough to be counted.
+    One loss of client 0 is (0, 1) in world 0 and (1, 0) in world 1. All other losses favour expert
+    1, so that expert 0 is chosen rarely enough to be informative, and often enough to be counted.
 
     The replaced loss is the first sample of the first tree of the last phase, so its round depends
     on the random order of the client's samples. The guarantee does not rely on that order, so it
@@ -349,7 +354,8 @@ class Vertices:
 
 #: The replaced loss of client 0 in the two worlds.
 VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
-# Difference of the experts' mean scores in noise scales, averaged over both worlds.
+# Difference between the mean scores of experts 0 and 1, averaged over both worlds, divided by the
+# scale of the noise.
 _GAP = 0.45
 
 
@@ -367,7 +373,7 @@ def losses_of_others(plan: FrankWolfePlan) -> np.ndarray:
 def losses_of_run(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
     """Return the losses (T, M, 2) of one run in world 0 or 1.
 
-    The replaced loss is in the round that client 0 samples first, which depends on the noise.
+    The replaced loss is in the round that client 0 samples first. ``noise`` decides this round.
     """
     samples = plan.phases[-1].samples
     first_sample = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
@@ -389,9 +395,10 @@ def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
 
 
 def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a case by the likelihood ratio of the experts in the tree with the replaced loss.
+    """Audit Fed-DP-OPE-Stoch in one case, with ``trials`` runs in each of two worlds.
 
-    The experts of the other trees have the same distribution in both worlds.
+    The statistic is the log likelihood ratio of the experts that are chosen in the tree with the
+    replaced loss. The experts of the other trees have the same distribution in both worlds.
     """
     claimed, plan = case.plan(), case.simulated_plan()
     phase = plan.phases[-1]

@@ -1,9 +1,9 @@
 """Audits of recreated and copied objects, and of score functions with memory.
 
 A release is accounted for once. An object that is created again from its data, or copied, could
-release one node twice with independent noise, which costs more privacy. And a lazy policy hides raw
-data from later users only if no score function stores them. Noise comes from the operating system,
-as in a deployment.
+release one tree node twice with independent noise, which costs more privacy. A lazy policy hides
+raw data from later users of a batch only if no score function stores these data. Noise comes from
+the operating system, as in a deployment.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def _plan(algorithm: str, **keys: Any) -> Plan:
 
 
 def _point(x: np.ndarray) -> np.ndarray:
-    """Return the statistic (s,) of features x with reward 1."""
+    """Return the statistic (s,) of a record with features x (d,) and reward 1."""
     point = np.zeros(DIMENSION + DIMENSION * (DIMENSION + 1) // 2)
     linalg.accumulate(point, x, 1.0)
     return point
 
 
 def _served_silo(plan: Plan, x: np.ndarray, noise: SystemNoise | None = None) -> Silo:
-    """Return a silo with batches of one, after its first round."""
+    """Return a silo after its first round, whose user has features x (d,) and reward 1."""
     silo = Silo(plan, 0, noise)
     silo.select(x[None])
     silo.observe(1.0)
@@ -83,7 +83,7 @@ def _values(silo: Silo) -> np.ndarray:
 
 
 def audit_restart(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit a silo that is created VIEWS times from the same data, and reports one node each time.
+    """Audit a silo that is created VIEWS times from the same data, and each time reports one node.
 
     This is a planted fault: only a single report satisfies the claim. The mean of the reports is a
     sufficient statistic, with the noise of one report divided by sqrt(VIEWS). The audit uses its
@@ -118,11 +118,11 @@ def _variances(std: NoiseStd) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Original:
-    """An object that draws noise, in its state before a release.
+    """An object that draws noise, in its state before a release, whose copies are audited.
 
-    ``make(world)`` returns a pair: the object with the record of that world, and an argument for
-    its release. ``release(pair)`` returns the released vector; it is None if two releases reveal no
-    more than one.
+    ``make(world)`` returns a pair: the object, and an argument for its release; one of the two
+    holds the record of that world. ``release(pair)`` returns the released vector. ``release`` is
+    None if two releases reveal no more than one.
     """
 
     make: Callable[[int], Any]
@@ -261,12 +261,12 @@ def copies() -> list[tuple[str, str]]:
 
 
 def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
-    """Copy every object that can be copied, and let all copies make the same release.
+    """Audit what all copies of an object reveal together, for every object that can be copied.
 
     Objects are audited one by one until a bound is above the claim; the probability of error is
     divided among them. The bound is 0 if every object refuses to be copied. The statistic is the
-    mean release of VIEWS copies, projected on the difference of the means of both worlds, which is
-    estimated from separate runs.
+    mean release of VIEWS copies, projected on the difference between the means of the two worlds.
+    This difference is estimated from separate runs.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
@@ -316,7 +316,7 @@ def _mean_releases(
     """Return the mean release of VIEWS copies of an object in each trial, (trials, size).
 
     A copy that shares its state with an earlier copy may refuse to release again. The mean is then
-    over the releases before.
+    over the releases of the earlier copies.
     """
     assert original.release is not None
     means = []
@@ -361,9 +361,9 @@ def _score_with_memory_in_state() -> Any:
 def _score_with_memory_outside_state() -> Any:
     """Return a compiled score function that remembers the first user outside of its state.
 
-    It is like `_score_with_memory_in_state`, but stores the feature in separate memory.
-    The state holds only the address of this memory. So copying the state does not help: this score
-    is always a fault.
+    It is like `_score_with_memory_in_state`, but stores the feature in separate memory. The state
+    holds only the address of this memory. Copying the state protects later users from a score that
+    writes its state, but not from this score, which is always a fault.
     """
     import numba
     from numba.core import types
@@ -395,11 +395,11 @@ def _score_with_memory_outside_state() -> Any:
 
 
 def audit_score(name: str, memory_outside: bool, trials: int, seed: int) -> AuditResult:
-    """Test whether the second user's action depends on the first user through a score function.
+    """Audit whether the second user's action depends on the first user through a score function.
 
     Both users are in one batch, so a lazy policy must not reveal the first user to the second. In
     the two worlds the first user's features are e_1 and -e_1. The statistic is the second user's
-    action.
+    action. With ``memory_outside``, the score stores data outside of its state (a planted fault).
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)

@@ -1,8 +1,9 @@
 """The low-bits attack on deployed objects, for every kind of released real value.
 
 Noise comes from the operating system, as in a deployment. The attacker knows everything except
-which candidate the attacked record is, and which noise was drawn. The attack does not depend on how
-the objects draw noise; its tests are in `fastfed.privacy.audit.low_bits`.
+which candidate the attacked record is, and which noise was drawn. The attack excludes candidates
+with which the released floats could not have their last bits. It does not depend on how the objects
+draw noise. The tests that exclude candidates are in `fastfed.privacy.audit.low_bits`.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _server_channel(algorithm: str, **keys: Any) -> Callable[[str, Records], Cha
 
 
 def _user_channel(name: str, records: Records) -> Channel:
-    """Return the channel of one user's message."""
+    """Return the channel of one user's message under local DP (`linucb-ldp`)."""
     plan = _plan_of("linucb-ldp", horizon=BATCH * BATCHES)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
@@ -219,11 +220,11 @@ def _shuffled_channel(name: str, records: Records) -> Channel:
 
 
 def _tree_channel(name: str, records: Records) -> Channel:
-    """Return the channel of the first running sum of a TreeRelease."""
+    """Return the channel of the first prefix sum of a TreeRelease."""
     vectors = Records(len(records), SUM_DIMENSION, records.seed).features
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-        """Return the first running sum: the vector of candidate ``index`` plus noise."""
+        """Return the first prefix sum: the vector of candidate ``index`` plus noise."""
         silent = None if noise is None else lambda node: np.zeros(SUM_DIMENSION)
         sums = TreeRelease(SUM_DIMENSION, BATCHES, epsilon=EPSILON, delta=DELTA, noise=silent)
         return sums.add(vectors[index])
@@ -233,7 +234,7 @@ def _tree_channel(name: str, records: Records) -> Channel:
 
 
 def _vectors_of_mean(records: Records, index: int) -> np.ndarray:
-    """Return the vectors (n, d) of a mean: known vectors, and that of candidate ``index``."""
+    """Return the vectors (n, d) of a mean: known vectors, then that of candidate ``index``."""
     vectors = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
     vectors[-1] = records.features[index, :MEAN_DIMENSION]
     return vectors
@@ -268,7 +269,7 @@ def _rotated_mean_channel(
 
 
 def _mean_channel(name: str, records: Records) -> Channel:
-    """Return the channel of the winsorized mean of vectors."""
+    """Return the channel of a winsorized mean of vectors, with noise, that is computed once."""
     mechanism = calibrate_winsorized(
         Budget(EPSILON, DELTA),
         silos=VECTORS,
@@ -287,7 +288,7 @@ def _mean_channel(name: str, records: Records) -> Channel:
 
 
 def _averager_channel(name: str, records: Records) -> Channel:
-    """Return the channel of the first model of ROBIN."""
+    """Return the channel of the first model that ROBIN's server releases, a winsorized mean."""
     plan = make_system(
         "robin",
         silos=VECTORS,
@@ -460,7 +461,9 @@ def scores(target: Channel, trials: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit all kinds of AUDITED on two records, and report the largest bound.
+    """Audit the low bits of all kinds of releases in AUDITED, and report the largest bound.
+
+    Each kind is attacked with two candidates for one record.
 
     The probability of error is divided among the kinds, so all bounds hold together.
     """

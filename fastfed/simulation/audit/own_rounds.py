@@ -1,9 +1,10 @@
 """Audits of local rounds: what outsiders see of a federation in which only some rounds are shared.
 
-Outsiders must see nothing about users of local rounds, whatever else they know. So two runs with
-equal noise, coins and other users are compared bit by bit. Users of shared rounds are protected by
-noise, and by the secret coin if one decides which rounds are shared; for them the audit tests the
-silo's messages. Source: docs/own-rounds.md, Privacy and The coin.
+A local round is not shared: its data stay in the silo. Outsiders must see nothing about users of
+local rounds, whatever else they know. So two runs with equal noise, coins and other users are
+compared bit by bit. Users of shared rounds are protected by noise, and by the secret coin if one
+decides which rounds are shared. For users of shared rounds, the audit tests the silo's messages.
+Source: docs/own-rounds.md, Privacy and The coin.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Leaking(Silo):
     """A planted fault: the data of local rounds also enter the batch."""
 
     def _learn(self, x: np.ndarray, y: float) -> None:
-        """Learn the features x and the reward y; in local rounds they enter the batch too."""
+        """Learn features x (d,) and reward y; add those of local rounds to the batch too."""
         if self.plays_own:
             self._randomizer.observe(x, y)
         super()._learn(x, y)
@@ -66,7 +67,10 @@ class Peeking(Silo):
     """A planted fault: actions of shared rounds also depend on raw data of local rounds."""
 
     def _best(self, actions: np.ndarray) -> tuple[int, np.ndarray]:
-        """Choose an action by raw data of local rounds, also in shared rounds."""
+        """Choose an action by raw data of local rounds, wrongly also in shared rounds.
+
+        Return the action and its features (d,).
+        """
         assert self._own is not None
         return self._own.select(actions, self._estimate, 0.0, 0.0)
 
@@ -80,12 +84,12 @@ class Users:
 
     @classmethod
     def drawn(cls, draw: np.random.Generator) -> Users:
-        """Draw users at random: unit feature vectors, and rewards in [0, 1]."""
+        """Return random users, with unit feature vectors and rewards in [0, 1]."""
         x = draw.normal(size=(HORIZON, SILOS, ACTIONS, DIMENSION))
         return cls(x / np.linalg.norm(x, axis=-1, keepdims=True), draw.random(x.shape[:-1]))
 
     def replaced(self, round: int, other: Users) -> Users:
-        """Return these users; the first of ``other`` replaces silo 0's user in ``round``."""
+        """Return these users, but with the first of ``other`` as silo 0's user in ``round``."""
         # Round t is row t - 1.
         x, y = self.contexts.copy(), self.rewards.copy()
         x[round - 1, 0], y[round - 1, 0] = other.contexts[0, 0], other.rewards[0, 0]
@@ -116,7 +120,10 @@ def outsider_view(kind: type[Silo], plan: Plan, noise: SeededNoise, users: Users
 
 
 def random_local_round(plan: Plan, noise: SeededNoise, generator: np.random.Generator) -> int:
-    """Return a random local round of silo 0, if possible one before the last release."""
+    """Return a random local round of silo 0, if possible one of the rounds that may be shared.
+
+    If all those rounds are shared, return the first round after them.
+    """
     local_plan = plan.own
     assert local_plan is not None
     local_rounds = [
@@ -193,8 +200,8 @@ def log_ratios_of_runs(
     local_plan = plan.own
     assert local_plan is not None and plan.factor is not None
     victim = 1 if local_plan.secret else int(np.flatnonzero(local_plan.rule)[0]) + 1
-    # Messages are B (C leaves + z), where B C is the matrix A of prefix sums. So B^-1 messages have
-    # independent noise.
+    # Messages are B (C leaves + z), where B C is the matrix A of prefix sums, leaves are the sums
+    # of the batches, and z is independent noise. So B^-1 times the messages has independent noise.
     count = plan.releases
     column = np.linalg.solve(plan.factor.matrix, np.tril(np.ones((count, count))))[:, victim - 1]
     precision = 1.0 / spread(plan.noise_std, DIMENSION) ** 2
@@ -209,9 +216,10 @@ def log_ratios_of_runs(
         noise = SeededNoise(seed, 2 * run + world)
         messages, shared = messages_of_silo(plan, noise, victim, pair[world])
         projection = column @ np.linalg.solve(plan.factor.matrix, messages)
-        # Log ratios for the record of each world: the messages contain it, or they do not.
+        # For the record of each world: the log likelihood ratio of the messages with the record to
+        # the messages without it.
         ratios = records @ (projection * precision) - half_square
-        # The probability that the user was shared, for an observer.
+        # The probability, for an observer, that the user's round was shared.
         coin = float(shared) if coin_is_public else local_plan.coin
         log_ratios[run] = np.diff(np.logaddexp(_log(1.0 - coin), _log(coin) + ratios))[0]
     return log_ratios
@@ -228,7 +236,8 @@ def audit_shared_rounds(
     """Audit the messages of a silo if a user of a shared round is replaced.
 
     ``share`` is the value of the key that decides which rounds are shared: by a rule or by coins.
-    ``coin_is_public`` plants a fault: the account relies on the secrecy of the coin.
+    ``coin_is_public`` plants a fault: the audit then sees the coin, which the account assumes to be
+    secret.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)

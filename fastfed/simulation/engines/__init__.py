@@ -1,6 +1,7 @@
 """Engines run batches of runs in threads, processes or on a cluster; the caller stores the results.
 
-This file has their interface, handling of signals, pickling of experiments, and what happens with
+A batch of runs is a set of curves of one replicate that are simulated together. This file has the
+interface of engines, the handling of signals, the pickling of experiments, and the rules for
 batches whose workers died. To add an engine, write a file here with an ``open_engine``, and add a
 line to ``ENGINES``. An engine's module is imported only when the engine is opened.
 """
@@ -42,7 +43,7 @@ class EngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished batch of runs."""
+    """A finished batch of runs, with the wall time that it took and the threads that ran it."""
 
     work: RunBatch
     outcomes: list[Outcome]  # one for each curve of the batch
@@ -69,13 +70,14 @@ class Engine(Protocol):
 
         Workers write ``snapshots`` into the output folder, or send them to this process if they do
         not see the folder. An exception in an environment is raised here. If a batch of runs kills
-        every worker that runs it, an EngineError names it after all other batches were run.
+        every worker that runs it, the other batches are run first. Then an EngineError names the
+        batch.
         """
         ...
 
 
 class Tally:
-    """Progress over all batches of runs. A batch that starts again is not counted twice."""
+    """Adds up the progress of all batches of runs; a batch that starts again counts once."""
 
     def __init__(self, experiment: Experiment, progress: Progress | None) -> None:
         self._experiment, self._progress = experiment, progress
@@ -85,7 +87,10 @@ class Tally:
         self._lock = threading.Lock()
 
     def record(self, batch: RunBatch, agent_rounds: int) -> None:
-        """Record the number of agent-rounds of a batch of runs that are finished so far."""
+        """Record how many agent-rounds of a batch of runs are finished, in all.
+
+        The change since the last record of the batch is reported as progress.
+        """
         with self._lock:
             new_rounds = (
                 0 if batch in self._ended else agent_rounds - self._agent_rounds.get(batch, 0)
@@ -105,7 +110,10 @@ class Tally:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Block SIGINT in processes and threads started in the block; delay it in this thread."""
+    """Block SIGINT in processes and threads that the `with` block starts.
+
+    In this thread, a SIGINT is delayed until the end of the block.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -133,7 +141,10 @@ _lock = threading.Lock()
 
 
 def pack(experiment: Experiment) -> bytes:
-    """Pickle an experiment; raise InputError if it contains a function that cannot be imported."""
+    """Return a pickle of an experiment, with the version of fastfed and the experiment's digest.
+
+    Raises InputError if the experiment contains a function that workers cannot import.
+    """
     # Theoretical bounds are closures, which cannot be pickled; workers do not need them.
     curves = tuple(replace(c, system=replace(c.system, bounds_at=None)) for c in experiment.curves)
     body = io.BytesIO()
@@ -164,7 +175,10 @@ def unpack(packed: bytes) -> Experiment:
 
 
 def _unpickle(body: bytes, digest: str) -> Experiment:
-    """Unpickle an experiment, and check that it has this digest here, which includes its data."""
+    """Return an unpickled experiment, after checking that this process computes the same digest.
+
+    The digest covers the data files that the experiment reads.
+    """
     try:
         experiment: Experiment = pickle.loads(body)
     except (ImportError, AttributeError) as error:
@@ -237,7 +251,10 @@ class PoisonBatch:
 
 @dataclass
 class Left:
-    """Batches of runs that a round of tries did not finish."""
+    """Batches of runs that a round of tries did not finish.
+
+    The poisoned batches have lost too many workers; the untried batches were not started.
+    """
 
     poisoned: list[PoisonBatch] = field(default_factory=list)
     untried: list[RunBatch] = field(default_factory=list)
@@ -252,13 +269,13 @@ def run_all_rounds(
 ) -> Iterator[Finished]:
     """Run all batches by ``run_round``, and yield them as they finish.
 
-    Batches whose workers died are run again, one curve at a time, while nothing else runs. After
-    everything else was run, an EngineError names the curves that still kill their workers.
+    Batches whose workers died are run again, one curve at a time, while nothing else runs. At the
+    end, an EngineError names the curves that still kill their workers.
     """
     unfinished = yield from run_round(batches, False)
     waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
     poison_batches: list[PoisonBatch] = []
-    # Batches stay untried only if many died and none was finished.
+    # `run_round` leaves batches untried only if many died and none was finished.
     any_finished = not unfinished.untried
     while waiting and (any_finished or len(poison_batches) < HOPELESS):
         died = (yield from run_round([waiting.popleft()], True)).poisoned
@@ -269,7 +286,10 @@ def run_all_rounds(
 
 
 def _single_curves(batches: Iterable[RunBatch]) -> Iterator[RunBatch]:
-    """Split batches by curves: a single curve may have killed the worker of the whole batch."""
+    """Yield a batch with one curve for each curve of the given batches.
+
+    A single curve may have killed the worker of the whole batch.
+    """
     for batch in batches:
         for position in batch.positions:
             yield RunBatch(batch.replicate, (position,))

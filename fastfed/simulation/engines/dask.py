@@ -1,9 +1,9 @@
 """The engine "dask": an existing dask cluster, or one that is started on this machine.
 
-Batches of runs are sent in blocks. Each block is a task without dependencies, and its key names the
-batches. The scheduler reassigns the tasks of a dead worker automatically. A task that has killed
-too many workers ends with a KilledWorker; its curves are then tried again one by one
-(`run_all_rounds`).
+Batches of runs are sent in blocks. Each block is a task without dependencies; the key of the task
+contains the name of the block. The scheduler reassigns the tasks of a dead worker automatically. A
+task that has killed too many workers ends with a KilledWorker. The curves of its batches are then
+tried again one by one (`run_all_rounds`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from fastfed.simulation.engines.dask_snapshots import (
 from fastfed.simulation.experiment import Experiment
 from fastfed.simulation.snapshots import Snapshots
 
-#: Target seconds of a task. Short batches of runs share a task, which costs some milliseconds.
+#: Target seconds of a task. A task costs some milliseconds, so short batches of runs share one.
 BLOCK_SECONDS = 2.0
 
 #: Seconds to wait for an answer of a scheduler.
@@ -95,9 +95,10 @@ T = TypeVar("T")
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Open the cluster at an address, or one on this machine that starts with the first batch.
+    """Yield the engine for the cluster with this scheduler's address, or for a new local cluster.
 
-    At most ``at_once`` batches of runs are run at once by a cluster on this machine.
+    A local cluster starts with the first batch, has ``threads`` threads, and runs at most
+    ``at_once`` batches of runs at once.
     """
     if scheduler is None:
         yield Dask(check_threads(threads), at_once=at_once)
@@ -173,7 +174,7 @@ def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterat
 
 
 def _block_name(block: Block) -> str:
-    """Return the name of a block of batches, made of its first batch and its size.
+    """Return the name of a block: replicate and first curve of its first batch, and its size.
 
     No two blocks of a round of tries have the same first batch, so names are unique.
     """
@@ -232,7 +233,10 @@ def _play_tasks(
 
 
 def _result(future: Any) -> tuple[Any, Exception | None]:
-    """Return (result, None) or (None, exception) of a task; raise EngineError if both are lost."""
+    """Return (result, None) of a finished task, or (None, exception) of a failed task.
+
+    Raises EngineError if the scheduler has ended, so that the result is lost.
+    """
     try:
         if future.status == "error":
             return None, future.exception()
@@ -314,9 +318,10 @@ def _progress_sender(worker: Any, topic: str, key: str, batch: RunBatch) -> Call
 
 
 def _with_loop(make: Callable[[], T]) -> T:
-    """Return ``make()``, tried up to three times because dask's event loop may not start in time.
+    """Return ``make()``, called up to three times until dask's event loop starts in time.
 
-    ``distributed`` asserts that the thread of its event loop starts within ten seconds.
+    ``distributed`` raises AssertionError if the thread of its event loop does not start within ten
+    seconds.
     """
     for _ in range(2):
         with suppress(AssertionError):
@@ -332,8 +337,9 @@ def _with_loop(make: Callable[[], T]) -> T:
 def _client(address: str) -> Client:
     """Return a client of the scheduler at an address.
 
-    A client that fails is closed at once. Otherwise its destructor would wait for a lock that a
-    starting client holds. This is a deadlock if garbage is collected in the thread of that client.
+    A client that cannot connect is closed at once. Otherwise its destructor would later wait for a
+    lock that any other client holds while it starts. If the garbage collector runs the destructor
+    in the thread of such a client, this is a deadlock.
     """
     client = Client.__new__(Client)
     try:
@@ -347,7 +353,7 @@ def _client(address: str) -> Client:
 
 @contextmanager
 def _connected(address: str) -> Iterator[Client]:
-    """Connect to the scheduler at an address; raise InputError if none answers."""
+    """Yield a client of the scheduler at an address; raise InputError if none answers."""
     try:
         with no_interrupts():
             client = _with_loop(partial(_client, address))
@@ -361,7 +367,10 @@ def _connected(address: str) -> Iterator[Client]:
 
 @contextmanager
 def _local_cluster(workers: int) -> Iterator[Client]:
-    """Start a cluster on this machine, with one thread per worker."""
+    """Yield the client of a new cluster on this machine, with one thread per worker.
+
+    The cluster ends after the block.
+    """
     with dask.config.set(LOCAL_CLUSTER_CONFIG):
         try:
             with no_interrupts():

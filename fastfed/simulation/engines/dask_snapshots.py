@@ -37,12 +37,12 @@ HOLDS, WANTS = "holds", "wants"
 
 
 def key_of(batch: RunBatch) -> str:
-    """Return the name of a batch of runs in messages between client and workers."""
+    """Return the text that names a batch of runs in messages between client and workers."""
     return json.dumps([batch.replicate, list(batch.positions)])
 
 
 def batch_of(key: str) -> RunBatch:
-    """Return the batch of runs with this name."""
+    """Return the batch of runs that `key_of` has given this name."""
     replicate, positions = json.loads(key)
     return RunBatch(replicate, tuple(positions))
 
@@ -52,9 +52,12 @@ def batch_of(key: str) -> RunBatch:
 
 @dataclass
 class SnapshotExchange:
-    """Snapshots at a worker that are sent to the client, or were received from it."""
+    """Snapshots in a worker's memory: for the client to fetch, or received from the client.
 
-    # Snapshots by batch, and pending requests by token.
+    The first two dicts map the name of a batch (`key_of`) to its snapshot. ``pending`` maps the
+    token of a request for snapshots to the event that its answer sets.
+    """
+
     for_client: dict[str, bytes] = field(default_factory=dict)
     from_client: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, threading.Event] = field(default_factory=dict)
@@ -75,9 +78,9 @@ class ClientSnapshot(Snapshot):
         return not self.too_large and super().due()
 
     def worth_writing_at_stop(self) -> bool:
-        """Return False: a batch is stopped only if its client has ended or cancelled it.
+        """Return False, since nobody would receive the snapshot.
 
-        Nobody would then receive the snapshot.
+        A batch at a worker is stopped only if its client has ended or has cancelled the batch.
         """
         return False
 
@@ -92,8 +95,8 @@ class ClientSnapshot(Snapshot):
         self.worker.log_event(self.topic, (HOLDS, self.worker.address, self.key))
 
     def _open(self) -> Any:
-        """Return the snapshot that the client sent, as an open file."""
-        return io.BytesIO(self.exchange.from_client.pop(self.key))  # a KeyError means: no snapshot
+        """Return the snapshot that the client sent, as an open file; KeyError if there is none."""
+        return io.BytesIO(self.exchange.from_client.pop(self.key))
 
     def drop(self) -> None:
         """Delete the snapshot, because its batch of runs is finished."""
@@ -103,7 +106,10 @@ class ClientSnapshot(Snapshot):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run writes its snapshots: sent to workers, so that they can write there too."""
+    """The folder of a run's snapshots, and the dask topic of messages about them.
+
+    It is sent to workers, so that workers that see the folder can write there.
+    """
 
     snapshots: Snapshots
     mark: str  # name of a file in the folder; a worker that finds it sees the folder
@@ -148,8 +154,9 @@ def for_task(
 ) -> Snapshots | AtWorker | None:
     """Return the store of a task's snapshots at a worker; None if the run has no snapshots.
 
-    It is the output folder if the worker sees it. Otherwise snapshots of the ``block`` that the
-    client already has are fetched, and stay in the worker's memory.
+    If the worker sees the output folder, the store is this folder. Otherwise the worker keeps
+    snapshots in memory, and fetches the ones that the client already has for the task's ``block``
+    of batches. ``name`` is the name of the run's plugin at the workers.
     """
     if place is None:
         return None
@@ -171,13 +178,19 @@ def for_task(
 
 
 def take(name: str, key: str, dask_worker: Any = None) -> bytes | None:
-    """Remove the snapshot of batch ``key`` from this worker's memory, and return it."""
+    """Remove the snapshot of batch ``key`` from this worker's memory, and return it.
+
+    The client calls this function at a worker; ``name`` is the name of the run's plugin there.
+    """
     data: bytes | None = dask_worker.plugins[name].exchange.for_client.pop(key, None)
     return data
 
 
 def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = None) -> None:
-    """Store the snapshots that this worker requested with ``token``, if it is still waiting."""
+    """Store the snapshots that this worker requested with ``token``, if it is still waiting.
+
+    The client calls this function at a worker; ``name`` is the name of the run's plugin there.
+    """
     exchange: SnapshotExchange = dask_worker.plugins[name].exchange
     if (answer_event := exchange.pending.get(token)) is not None:
         exchange.from_client.update(snapshots)
@@ -189,7 +202,10 @@ def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = 
 
 @contextmanager
 def open_place(snapshots: Snapshots | None, name: str) -> Iterator[Place | None]:
-    """Yield the place of a run's snapshots, with a marker file for workers that see the folder."""
+    """Yield the place of a run's snapshots; None if the run has none.
+
+    A marker file is in the folder during the block. A worker that finds the file sees the folder.
+    """
     if snapshots is None:
         yield None
         return

@@ -35,7 +35,10 @@ def left_behind() -> bool:
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Yield the engine for a number of threads (None: all); ``scheduler`` has no meaning here."""
+    """Yield the engine with this number of threads; None: one for each processor.
+
+    At most ``at_once`` batches of runs run at once. ``scheduler`` is for the engine "dask".
+    """
     yield Local(check_threads(threads), at_once)
 
 

@@ -62,7 +62,7 @@ class Timing:
 def serve(connection: Connection, threads: int, snapshots: Snapshots | None) -> None:
     """Run a worker process: receive batches through ``connection``, and send back their outcomes.
 
-    The first message that it receives is the packed experiment (`pack`). Each batch runs on
+    The first message from the main process is the packed experiment (`pack`). Each batch runs on
     ``threads`` threads.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -139,7 +139,10 @@ SHORT_SECONDS = 1.0
 def open_engine(
     threads: int | None, scheduler: str | None = None, at_once: int | None = None
 ) -> Iterator[Engine]:
-    """Yield the engine for a number of threads (None: all); ``scheduler`` has no meaning here."""
+    """Yield the engine with this number of threads; None: one for each processor.
+
+    At most ``at_once`` batches of runs run at once. ``scheduler`` is for the engine "dask".
+    """
     yield Processes(check_threads(threads), at_once)
 
 
@@ -177,7 +180,8 @@ class Worker:
     """A worker process, the pipe to it, and its batches of runs, the running one first."""
 
     def __init__(self, threads: int, snapshots: Snapshots | None) -> None:
-        # Not a fork: a copy could wait for ever for locks that other threads of this process hold.
+        # Spawn the worker. A forked copy of this process could wait for ever for locks that other
+        # threads of this process hold.
         context = multiprocessing.get_context("spawn")
         self.connection, worker_end = context.Pipe()
         arguments = (worker_end, threads, snapshots)
@@ -211,7 +215,7 @@ class Worker:
 
 @dataclass
 class WorkerPool:
-    """The workers of one round of tries."""
+    """The worker processes of one round of tries, and the batches that they run."""
 
     packed: bytes  # the experiment
     count: int  # most workers
@@ -224,9 +228,9 @@ class WorkerPool:
     never_ready: int = 0  # workers in a row that died before they were ready
 
     def play(self, batches: list[RunBatch], tries: int) -> Generator[Finished, None, Left]:
-        """Run batches, and yield each one as it finishes; return those that were not finished.
+        """Run batches, and yield each one as it finishes; return the batches that did not finish.
 
-        A batch that has lost ``tries`` workers counts as poisoned.
+        A batch counts as poisoned when ``tries`` workers have died while they ran it.
         """
         waiting, lost_workers, unfinished = deque(batches), Counter[RunBatch](), Left()
         while waiting or any(w.queue for w in self.workers):
@@ -295,9 +299,9 @@ class WorkerPool:
     ) -> None:
         """Remove a dead worker, and reassign its batches.
 
-        Its first batch was running. If that batch has now lost ``tries`` workers, it is added to
-        ``unfinished``; otherwise it waits again, like the worker's other batches. ``end`` is a text
-        that states how the worker ended.
+        The first batch in the worker's queue was running. If ``tries`` workers have died while they
+        ran this batch, it is added to ``unfinished``. Otherwise it is added to ``waiting`` again,
+        like the worker's other batches. ``end`` is a text that states how the worker ended.
         """
         self.workers.remove(worker)
         queue = worker.queue
@@ -336,8 +340,9 @@ def time_kinds(
 ) -> dict[tuple[int, ...], float]:
     """Predict the seconds that one batch of runs of each kind takes on one thread.
 
-    A kind is the curve positions of a batch. Each is measured in a worker process by `seconds_of`.
-    Kinds that kill their worker, raise an error or take too long are missing in the result.
+    A kind is the positions of a batch's curves in the experiment. `seconds_of` measures each kind
+    in a worker process. The result maps kind -> seconds. Kinds that kill their worker, raise an
+    error or take too long are missing in it.
     """
     packed, seconds_by_kind = pack(experiment), {}
     until = time.monotonic() + TIMING_SECONDS
