@@ -197,7 +197,7 @@ def nearest(word: str, options: Iterable[str]) -> str:
     word = str(word).lower()
 
     def likeness(option: str) -> float:
-        """Return the ratio of equal characters, with the parts of both words in the best order."""
+        """Return the ratio of equal characters, in the given order or with sorted parts."""
         pairs = (option, word), (_in_order(option), _in_order(word))
         return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 

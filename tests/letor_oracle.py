@@ -56,7 +56,7 @@ def oracle(data: bytes, name: str) -> Rows | None:
 
 
 def whole(text: str, limit: int) -> int:
-    """Return the integer of texts such as 2 and 2.0; refuse 2e0, 1_0 and numbers beyond int64."""
+    """Return the integer of texts such as 2 and 2.0; refuse 2e0, 1_0 and numbers beyond limit."""
     if set(text) - set("+-.0123456789") or text.startswith(".") or len(text) > 40:
         raise ValueError(text)
     number = Fraction(text)

@@ -355,7 +355,7 @@ class Bounded(ThreadingMixIn, BaseServer):
             request.shutdown(socket.SHUT_RDWR)
 
     def complete(self, request: Any) -> None:
-        """Record that a request has arrived completely: its connection is not closed early."""
+        """Record that a request is complete, so its connection is not closed for being slow."""
         with self._lock:
             if request in self._connections:
                 self._connections[request] = None

@@ -94,11 +94,11 @@ class ClockedSilo(SiloParty):
     def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
         return self._checked_numbers(body)[silo]
 
-    def _set_problem(self, release: int, body: Broadcast) -> str:
+    def _report_problem(self, release: int, body: Broadcast) -> str:
         """Return the text of an alarm if the report numbers of a view are wrong; else empty.
 
-        If the view has a new report of a silo, the number of this silo must grow, up to the planned
-        number. If not, its number must not change.
+        If the view has a new report of a silo, the silo's number must be larger than before.
+        Otherwise it must be unchanged. In both cases it must not exceed the planned number.
         """
         changed = {entry.silo for entry in body.entries}
         planned = clocks_of(self.deployed).reports[release].tolist()

@@ -565,7 +565,7 @@ class SumRange(LossRange):
         self._plan = plan
 
     def report(self, release: int) -> np.ndarray:
-        """Return the largest sums (d,) in a report: a loss of 1 in each round of the exchange."""
+        """Return the largest possible sums (d,) of a report: a loss of 1 in each of its rounds."""
         return float(self._plan.batch_of(release)) * super().broadcast(release)
 
 

@@ -405,7 +405,10 @@ class PlainLog(Log):
     _next_wait = _next_full = 0.0
 
     def event(self, event: str, **fields: Any) -> None:
-        """Write a sentence, or nothing if the event is the end of something, such as a wait."""
+        """Write the sentence of an event, if it has one.
+
+        Nothing is written if the field ``value`` is false: something, such as a wait, has ended.
+        """
         sentence = SENTENCES.get(event)
         if event == "message" and fields["status"] == 503 and self._clock() >= self._next_full:
             # The disk is full: every party repeats its messages every few seconds.

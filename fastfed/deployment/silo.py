@@ -1053,7 +1053,7 @@ class SiloParty(SiloRecords):
         if body.before != expected_before:
             return f"broadcast {release} does not follow the one before it"
         wire.check_entries(body.entries, self.plan.silos, f"broadcast {release}")
-        if problem := self._set_problem(release, body):
+        if problem := self._report_problem(release, body):
             return problem
         if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
@@ -1066,7 +1066,7 @@ class SiloParty(SiloRecords):
         """
         return release
 
-    def _set_problem(self, release: int, body: Broadcast) -> str:
+    def _report_problem(self, release: int, body: Broadcast) -> str:
         """Return an alarm text if a broadcast adds up the reports of too few silos; else empty."""
         is_small = len(body.entries) < self.deployed.document.least
         return f"broadcast {release} is of too few silos" if is_small else ""

@@ -284,9 +284,9 @@ def _is_identifier(cells: list[str]) -> bool:
 def _warn_about_texts(table: Table, name: str, quoted: bool) -> None:
     """Warn if a column of texts has dates, numbers with units, or texts that differ in case only.
 
-    Each different text is a class or a category. This is a warning and no note, since a certificate
-    must not depend on cells. With ``quoted``, the warning quotes texts. This is only for labels,
-    whose classes are public actions.
+    Each different text is a class or a category. This is a warning and not a note, because notes
+    are copied to the certificate, which must not depend on cells. With ``quoted``, the warning
+    quotes texts. Set ``quoted`` only for labels, since their classes are public actions.
     """
     texts = {cell for cell in table.column(name) if cell not in MISSING}
     by_case: dict[str, list[str]] = {}

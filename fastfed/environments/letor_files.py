@@ -383,10 +383,14 @@ def _verify_source(name: str, cached: list[dict[str, Any]]) -> tuple[bool, str]:
 
 
 def _load_rows(folder: Path) -> LetorRows | None:
-    """Return the parsed rows in a cache folder, or None if it is incomplete or damaged."""
+    """Return the parsed rows in a cache folder, or None if it is incomplete or damaged.
+
+    A folder that is damaged or of an earlier version is deleted.
+    """
     meta = load_meta(folder)
     if meta is not None and meta.get("returning") != 0:
-        # An earlier version kept unjudged rows, or made two queries of a qid that came back.
+        # Earlier versions did not write `returning` = 0. They kept unjudged rows, or divided a qid
+        # whose rows were not adjacent into two queries.
         shutil.rmtree(folder, ignore_errors=True)
         return None
     if meta is None or not keep_if_whole(folder, "relevance", "starts", "qids"):

@@ -419,9 +419,10 @@ def limit_of(
 ) -> dict[str, Any]:
     """Return the columns of a result row about the lower bound on the time of an agent-round.
 
-    The bound is the time that the case's work takes at the peak rates of one core. ``microseconds``
-    is the measured time per agent-round, and ``measured`` are the peak rates that were measured
-    before and after it.
+    The lower bound (column `limit_microseconds`) is the time that the case's work takes at the peak
+    rates of one core; the column `bound` names the rate that takes most of it. ``microseconds`` is
+    the measured time per agent-round, and ``measured`` are the peak rates that were measured before
+    and after it.
     """
     work, peaks = case.work and case.work(experiment), [rates for rates in measured if rates]
     least = bound(work, best_of(*peaks)) if work and peaks else None

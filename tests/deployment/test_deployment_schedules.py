@@ -74,7 +74,7 @@ def test_random_schedules_of_plans_in_phases_and_with_experts_and_of_erased_reco
 
 
 @pytest.mark.slow
-def test_many_random_schedules_of_all_that_is_deployed():
+def test_many_random_schedules_of_all_kinds_of_deployments():
     counts = run_schedules(range(10_000, 10_000 + int(os.environ.get("FASTFED_SCHEDULES", "1000"))))
     assert counts["kills"] > 1000 and counts["hubs restored to before a broadcast"] > 50
 

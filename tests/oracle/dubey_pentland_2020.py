@@ -59,7 +59,8 @@ def prefix_nodes(releases: int) -> int:
 def node_noise_std(epsilon: float, delta: float, m: int, L: float) -> float:
     """Return s_N of Algorithm 2, line 5.
 
-    This is the std of (N + N')/sqrt 2 off its diagonal; on it the std is sqrt 2 s_N.
+    N is a matrix of independent normals. (N + N^T) / sqrt 2 has the std s_N off the diagonal, and
+    sqrt 2 s_N on the diagonal.
     """
     return 4 * sqrt(m) * (L**2 + 1) * log(2 / delta) / epsilon
 

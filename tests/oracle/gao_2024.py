@@ -774,7 +774,9 @@ def ope_law(
     permutation: Callable[[int, int], np.ndarray],
     scale: Callable[[int, int, int], float],
 ) -> dict[tuple[int, ...], float]:
-    """Return the exact distribution of all released w of the central variant: d^leaves forced runs.
+    """Return the exact distribution of the experts w that the central variant releases.
+
+    It is computed by one run for each sequence of experts, with these experts forced.
 
     One client with local noise has the same distribution.
     """

@@ -134,8 +134,11 @@ def test_a_user_counts_in_each_of_their_batches(releases: int, uses: int, square
 
 
 @pytest.mark.parametrize("coins", [40, 60, 400, 10**5, 10**9])
-def test_account_of_a_secure_sum_divides_delta_among_tails(coins: int) -> None:
-    """Check that delta covers the tails and the Gaussian part, and that no share counts twice."""
+def test_account_of_a_secure_sum_divides_delta_between_tails_and_gaussian(coins: int) -> None:
+    """Check that the account takes the least epsilon of all ways to divide delta.
+
+    One part of delta is for the tails, and the rest for the Gaussian part.
+    """
     for count in (1, 28):
         account = _Account("replace", 1.0, 1, count, 2, (1.0, 1.0), 1.0)
         for delta in (1e-9, 1e-3, 0.05):

@@ -354,8 +354,10 @@ def centred_plan(centre=0.5, **keys):
 @pytest.mark.parametrize("protocol", ["silo-ldp", "silo-ldp-prefix", "central"])
 @pytest.mark.parametrize("release", ["tree", "factorised"])
 def test_a_public_constant_is_released_without_noise(protocol, release):
-    """Check that the entry (c, c) of deployed sums is c^2 times the rows and all others are
-    noisy."""
+    """Check the entries of deployed sums.
+
+    The entry of the constant c with itself is c^2 times the number of rows; all others are noisy.
+    """
     if protocol == "silo-ldp-prefix" and release != "tree":
         return
     plan = centred_plan(protocol=protocol, release=release)

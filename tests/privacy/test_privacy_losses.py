@@ -239,8 +239,8 @@ def test_epsilon_of_extreme_arguments_is_an_upper_bound() -> None:
     assert composed_epsilon([("laplace", 1e-300, 3)], 1e-30) == 0.0
     actual = composed_epsilon([("laplace", 1e-6, 1), ("laplace", 100.0, 1)], 1e-30)
     assert 100.0 < actual <= 100.000001
-    # These are too many for Fourier transforms. The account uses Renyi divergences, which exceed
-    # the Gaussian limit by a few per cent.
+    # 10^12 responses are too many for Fourier transforms, so the account uses Renyi divergences.
+    # The result exceeds that of 10^4 responses with the same Gaussian limit by a few per cent.
     by_renyi = composed_epsilon([("randomized-response", 1e-6, 10**12)], 1e-5)
     assert 1.0 < by_renyi / composed_epsilon([("randomized-response", 1e-2, 10**4)], 1e-5) < 1.1
 

@@ -378,7 +378,7 @@ def test_published_noise_and_its_true_epsilon(
         assert claim_condition(points).holds == (not through_shuffler and epsilon == 0.2)
 
 
-def test_noise_of_the_exact_figures() -> None:
+def test_noise_of_the_figures_with_exact_noise() -> None:
     for epsilon, std in ((0.2, 32.6), (1.0, 7.46), (10.0, 1.00)):
         points = calibrate_local_gaussian(Budget(epsilon, 1e-5), 20)
         assert points.noise_std == pytest.approx(std, rel=5e-3)

@@ -25,9 +25,9 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
         memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
 }
 
-/* Write the losses of rounds at + 1, .., at + ROUNDS to g->in. The losses of the first n rounds are
- * drawn, up to round l->last; later losses are 0. Those of the planned expert, if there is one, are
- * computed. s: the stream of the coins. */
+/* Write the losses of the ROUNDS rounds after round `at` to g->in. In the first n of these rounds,
+ * up to round l->last, losses are drawn; all others are 0. The planned expert, if there is one, has
+ * computed losses in the first n rounds. s: the stream of the coins. */
 static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
 {
     const ff_losses *l = c->losses;

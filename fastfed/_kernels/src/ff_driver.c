@@ -119,7 +119,7 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
     if (c->serves && !c->serves[silo * run->horizon + round - 1])
         return FF_OK;
     const int is_local = ff_policy_own(run, c, silo, round);
-    p->known.x[0] = NAN;
+    p->known.x[0] = NAN; /* no W x is known yet in this round */
     const int64_t action =
         c->sends ? choose_from_view(run, c, silo, round, actions, p)
                  : ff_policy_choose(run, c, silo, round, is_local, actions, p);

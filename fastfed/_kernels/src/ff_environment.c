@@ -230,8 +230,8 @@ double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
                    sphere->dimension, a);
 }
 
-/* Write the K actions and their means, and return K: x = (u / sqrt 2, constant), with u uniform on
- * the unit sphere in d - 1 dimensions, drawn for every (round, silo). */
+/* Write the K actions and their means, and return K. An action is x = (u / sqrt 2, constant), with
+ * u uniform on the unit sphere in d - 1 dimensions, drawn for every (round, silo). */
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {

@@ -786,7 +786,8 @@ double ff_fixed_log_entry(const double *model)
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
 }
 
-/* Return 1 for arms, and pointers to theta and to the diagonal of V^{-1}. */
+/* Return 1 if actions are the unit vectors (arms), otherwise 0. *mean and *width receive the
+ * addresses of theta and of the diagonal of V^{-1}. */
 int ff_fixed_arms(const double *model, const double **mean, const double **width)
 {
     const parts m = cut((double *)model);

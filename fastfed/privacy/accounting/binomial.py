@@ -497,7 +497,8 @@ class VectorSumAccount:
         self.coordinates = integer("coordinates", coordinates, at_least=1)
         self.integers = boolean("integers", integers)
         checked_nodes = [_checked_node(node) for node in nodes]
-        # An integer vector shorter than 1 is zero. Nodes that do not change cost nothing.
+        # `window` bounds the length of a node's change. An integer change shorter than 1 is zero,
+        # and a node that does not change costs nothing.
         self.nodes = tuple(
             node
             for node in checked_nodes

@@ -334,7 +334,7 @@ def grid_test(channel: Channel, trials: int) -> Test:
     )
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each record whether the release is on the grid of its releases."""
+        """Return for each record whether its release is on the grid of all its releases."""
         return np.asarray(np.all(lowest_bit(released) >= finest, axis=1))
 
     return test
