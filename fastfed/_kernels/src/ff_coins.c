@@ -99,7 +99,7 @@ typedef uint16_t counts_of_rounds;
 
 /* Draw coins from, .., to - 1 of a block in ROUNDS rounds: ones[w] receives the coins of word w.
  * Other bits are 0. The rounds are listed (ROUNDS) or, if rounds is NULL, s->index, s->index + 1,
- * ... */
+ * ... With a list, follow-the-leader of one client would take 1.09 times as long. */
 static void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *rounds,
                         int64_t block, int64_t from, int64_t to,
                         words_of_rounds (*restrict ones)[PARTS])
@@ -449,11 +449,9 @@ void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const i
             for (int64_t w = from / 32; 32 * w < from + width; w++)
                 for (int i = 0; i < PARTS; i++) {
                     words_of_rounds carry = ones[w][i];
-                    for (int64_t p = 0; p < digits; p++) {
-                        const words_of_rounds both = digit[p][w][i] & carry;
-                        digit[p][w][i] ^= carry;
-                        carry = both;
-                    }
+                    const words_of_rounds none = {0};
+                    for (int64_t p = 0; p < digits; p++)
+                        ADD_BITS(words_of_rounds, digit[p][w][i], none, carry);
                 }
         }
         for (int64_t p = 0; p < digits; p++) {

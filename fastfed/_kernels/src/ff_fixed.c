@@ -48,8 +48,8 @@ typedef struct {
     /* Arrays by action, (np) each. */
     double *mean;                 /* <x, theta>; -INFINITY past K */
     double *width, *second;       /* ||x||^2_{V^-1} and ||V^-1 x||^2 */
-    double *half, *second_half;   /* r / 2 and 1 / (2 r) for the square root r of `width` (of */
-    double *slope, *second_slope; /* `second`) when it was computed last, see compute_bounds */
+    double *half, *second_half;   /* r / 2, for the last computed root r of width and of second; */
+    double *slope, *second_slope; /* 1 / (2 r). See compute_bounds */
     double *upper, *rank;         /* upper bounds on scores and rankings of this round */
     double *factor;               /* clipping multiplies a row by it when the row is learned */
     double *clipped;              /* 1 if that counts as clipping */
@@ -106,8 +106,8 @@ FF_INLINE parts cut(double *model)
     m.weight = m.clipped + m.np;
     m.z = m.weight + m.np;
     m.u = m.z + m.np;
-    /* The remaining arrays are those by pairs, or those of V^-1; both begin here. */
     m.offered = m.u + m.np;
+    /* The remaining arrays are those by pairs, or those of V^-1; both begin here. */
     double *const next = m.offered + m.np;
     m.g = m.inverse = next;
     m.h = next + m.n * m.np;

@@ -140,7 +140,9 @@ FF_INLINE double inverse_norm(const double *restrict w)
 /* Compute a model from a statistic, if lambda is near the guess. ff_choose_regularizer tests up to
  * four multiples of full / 8 one after the other. From one release to the next the smallest
  * sufficient multiple seldom changes by more than one. So four tests, and the factors of V for
- * three of these multiples, are computed together, in little more time than one factor. */
+ * three of these multiples, are computed together, in little more time than one factor. A larger
+ * multiple passes whenever a smaller one does, except where the least eigenvalue is within rounding
+ * error of the floor; so both ways find the same multiple. */
 int ff_refresh_small(const double *restrict statistic, double full, double floor, int64_t step,
                      int64_t d, double *restrict w, double *restrict theta,
                      double *restrict lambda, double *restrict inverse)
