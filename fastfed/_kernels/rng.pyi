@@ -18,6 +18,9 @@ def uniform_int(seed: int, purpose: int, replicate: int, silo: int, index: int, 
 def permutation(
     seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
 ) -> np.ndarray: ...
+def permutation_rows(
+    seed: int, purpose: int, replicate: int, silos: int, index: int, n: int, used: int
+) -> np.ndarray: ...
 def random_u32(
     seed: int, purpose: int, replicate: int, silo: int, index: int, n: int
 ) -> np.ndarray: ...

@@ -70,6 +70,19 @@ def permutation(seed, purpose, replicate, silo, index, int64_t n):
     return np.asarray(out)[:n]
 
 
+def permutation_rows(seed, purpose, replicate, int64_t silos, index, int64_t n, int64_t used):
+    """Return the first ``used`` entries of permutation() for silos 0..silos-1, (silos, used)."""
+    cdef ff_stream s
+    cdef int64_t[::1] drawn = np.empty(max(1, n), np.int64)
+    cdef int64_t[:, ::1] out = np.empty((silos, used), np.int64)
+    cdef int64_t i
+    for i in range(silos):
+        s = ff_stream_open(seed, purpose, replicate, i, index)
+        ff_permutation(&s, n, &drawn[0])
+        out[i] = drawn[:used]
+    return np.asarray(out)
+
+
 def random_u32(seed, purpose, replicate, silo, index, int64_t n):
     """Draw n uniform integers of 32 bits."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)

@@ -16,6 +16,7 @@ kinds: their certificates are only as good as the package that wrote them.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache, singledispatch
@@ -39,7 +40,7 @@ from fastfed.privacy.mechanisms.seldom import Dartboard, FreshChoices
 from fastfed.privacy.mechanisms.sparse_vector import SparseSwitching
 from fastfed.privacy.mechanisms.vertex_sets import VertexNoise
 from fastfed.privacy.mechanisms.winsorized import WinsorizedMean
-from fastfed.privacy.numbers import check_numbers
+from fastfed.privacy.numbers import check_numbers, is_immutable
 from fastfed.privacy.releases.gaussian_release import RELEASES, check_factor, squared_of
 from fastfed.privacy.releases.participation import participation_conditions
 from fastfed.privacy.releases.prefix_sums import Factor, tree_levels
@@ -644,37 +645,51 @@ def sealed(plan: P) -> P:
     return replace(plan, privacy=claim)  # type: ignore[type-var]
 
 
+#: Plans that `verify` has accepted and that cannot change, by their identity.
+_accepted: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
 def verify(plan: Any, epsilons: tuple[float, ...] | None = None) -> None:
     """Raise InputError if a plan's numbers do not give the epsilon that its claim states.
 
     The terms of plan and claim must agree, too. A plan without a claim passes, since it promises
     nothing. If a plan has parts, each part is verified. ``epsilons`` is the result of `accounted`
-    for this plan, if it is known.
+    for this plan, if it is known. A plan object that cannot change is verified only once: each
+    replicate of an experiment runs the same object.
     """
+    if _accepted.get(id(plan)) is plan:
+        return
+    if _is_verified(plan, epsilons) and is_immutable(plan):
+        _accepted[id(plan)] = plan
+
+
+def _is_verified(plan: Any, epsilons: tuple[float, ...] | None) -> bool:
+    """Do what `verify` describes. Return False for a plan of an unregistered kind."""
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
         verify(part_plan)
     claim = getattr(plan, "privacy", None)
     if claim is None:
-        return
+        return True
     if not isinstance(claim, Claim):
         raise InputError(f"plan.privacy must be a Claim, got {type(claim).__name__}")
     epsilons = accounted(plan) if epsilons is None else epsilons
     if epsilons is None:
-        return
+        return False
     if not same(epsilons, claim.exact):
         raise InputError(
             f"the plan's noise gives epsilon {_format_epsilons(epsilons)}, its certificate says "
             f"{_format_epsilons(claim.exact)}: the plan is not the one that was certified"
         )
     if isinstance(getattr(plan, "parts", None), tuple):
-        return
+        return True
     if (plan_terms := terms(plan)) != claim.terms:
         changed = [text for text in plan_terms if text not in claim.terms]
         raise InputError(
             f"the plan has {'; '.join(changed)}, its certificate says "
             f"{'; '.join(text for text in claim.terms if text not in plan_terms) or 'otherwise'}"
         )
+    return True
 
 
 def same(first: Sequence[float], second: Sequence[float]) -> bool:

@@ -50,6 +50,9 @@ _USUAL: dict[str, tuple[Any, float | None, float]] = {
     "str": (str, None, 0.0),
 }
 
+#: Types of values without parts that cannot change.
+_IMMUTABLE = frozenset((bool, int, float, str, bytes, np.bool_, np.int64, np.float64))
+
 _KINDS = re.compile(r"\b(ndarray|float|int|bool|str)\b")
 
 
@@ -137,6 +140,30 @@ def check_numbers(data: Any, where: str = "", *, checked: set[int] | None = None
                 if id(inner) not in checked:
                     check_numbers(inner, path, checked=checked)
                     checked.add(id(inner))
+
+
+def is_immutable(data: Any) -> bool:
+    """Return True if no value in plain data can ever change.
+
+    Texts, numbers, tuples of immutable values, and arrays whose memory is `bytes` are immutable. A
+    NamedTuple, a frozen dataclass or a frozen msgspec.Struct is immutable if its fields are.
+    Everything else counts as changeable.
+    """
+    if data is None or type(data) in _IMMUTABLE:
+        return True
+    if isinstance(data, np.ndarray):
+        return isinstance(data.base, bytes)
+    if isinstance(data, tuple):
+        return all(map(is_immutable, data))
+    parameters = getattr(data, "__dataclass_params__", None) or getattr(
+        data, "__struct_config__", None
+    )
+    return (
+        parameters is not None
+        and not isinstance(data, type)
+        and parameters.frozen
+        and all(is_immutable(getattr(data, field.name)) for field in _fields_of(data.__class__))
+    )
 
 
 def _is_usual(value: Any, field: _Field) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 from fastfed._kernels import experts as kernels
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
-from fastfed._random import SCORE_NOISE, SeededNoise
+from fastfed._random import SAMPLE, SCORE_NOISE, SeededNoise
 from fastfed.environments.base import Adversary
 from fastfed.experts.baselines import Hedge, HedgePlan, Leader, LeaderPlan
 from fastfed.experts.fed_svt import SparseVector, SparseVectorPlan
@@ -150,12 +150,9 @@ class Ledger:
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
         if weights is not None:
-            gaps_of_rows = getattr(suboptimality, "of_rows", None)
-            row_gaps = (
-                gaps_of_rows(weights)
-                if gaps_of_rows
-                else np.array([suboptimality(x) for x in weights])
-            )
+            # One call for all rows takes longer than a call for a single row.
+            of_rows = getattr(suboptimality, "of_rows", None) if len(weights) > 1 else None
+            row_gaps = of_rows(weights) if of_rows else np.array(list(map(suboptimality, weights)))
             gaps: np.ndarray = row_gaps[decisions]
             return gaps
         experts, places = np.unique(decisions, return_inverse=True)
@@ -341,10 +338,8 @@ def outcome_after(
     counts = np.searchsorted(asking_rounds, checkpoints, side="right")
     # Some rounds may begin with several exchanges.
     if plan.exchanges_before(last) != len(asking_rounds):
-        # Many checkpoints have equal counts, so compute each count once.
-        _, first_places, places = np.unique(counts, return_index=True, return_inverse=True)
-        exchanges = [plan.exchanges_before(int(checkpoints[place])) for place in first_places]
-        counts = np.array(exchanges, np.int64)[places]
+        exchanges = [0, *(plan.exchanges_before(int(round)) for round in asking_rounds)]
+        counts = np.array(exchanges, np.int64)[counts]
     return make_outcome(plan, ledger, counts * (checkpoints <= last), x, events)
 
 
@@ -705,18 +700,10 @@ class Scores:
 
     def _begin(self, phase: Phase) -> Walk:
         """Draw the clients' samples of a phase, and return a new walk through its trees."""
-        count, samples_used = len(phase.samples), phase.used
-        # Copy the first samples: a view would keep every client's whole permutation in memory.
-        orders = [
-            self.noise.sample(i, phase.number, count)[:samples_used].copy() for i in self._silos
-        ]
-        self._rounds = phase.samples.start + np.array(orders)
+        key = self.noise.seed, SAMPLE, self.noise.replicate, self.plan.silos
+        orders = rng.permutation_rows(*key, phase.number, len(phase.samples), phase.used)
+        self._rounds = phase.samples.start + orders
         return self.plan.walk(phase, self.plan.silos, self._sum)
-
-    @property
-    def _silos(self) -> range:
-        """Indices of all clients."""
-        return range(self.plan.silos)
 
     def _sum(
         self, start: int, stop: int, x: np.ndarray, parent: np.ndarray | None, limit: float
@@ -751,11 +738,13 @@ class Scores:
         returns the number of the exchange after the last visited leaf.
         """
         plan, phase = self.plan, walk.phase
-        # Visit as many leaves as fit into one call, at least one.
+        # Visit as many leaves as fit into one call, at least one. Columns 2 and 3 are the first
+        # sample of a leaf and the end of its samples.
         leaves = phase.leaf_rows[walk.done : walk.done + last + 1 - release]
-        _, _, starts, stops, _, _ = leaves.T
-        most_samples = rounds_of_call(self.losses)
-        leaves = leaves[: max(1, np.searchsorted(stops - starts[0], most_samples, side="right"))]
+        last_sample = leaves[0, 2] + rounds_of_call(self.losses)
+        if leaves[-1, 3] > last_sample:
+            count = int(np.searchsorted(leaves[:, 3], last_sample, side="right"))
+            leaves = leaves[: max(1, count)]
         self.losses.walk(
             self._rounds,
             leaves,

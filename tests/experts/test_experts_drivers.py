@@ -21,7 +21,7 @@ import fastfed
 from fastfed import InputError
 from fastfed._kernels import losses as loss_kernels
 from fastfed._kernels import rng
-from fastfed._random import CONTEXT, SCORE_NOISE, SeededNoise, SystemNoise
+from fastfed._random import CONTEXT, SAMPLE, SCORE_NOISE, SeededNoise, SystemNoise
 from fastfed.environments import (
     GradientLosses,
     LowerBoundLosses,
@@ -794,6 +794,14 @@ def test_laplace_draws_of_rows_have_equal_bits(count):
     if count:
         assert len(np.unique(rows)) == rows.size
         assert not np.array_equal(rows, rng.laplace_rows(21, SCORE_NOISE, 2, 5, 10, count))
+
+
+@pytest.mark.parametrize(("count", "used"), [(0, 0), (1, 1), (64, 28), (64, 64), (1000, 3)])
+def test_orders_of_rows_are_the_orders_of_clients(count, used):
+    rows = rng.permutation_rows(21, SAMPLE, 2, 5, 9, count, used)
+    assert rows.shape == (5, used)
+    for i, row in enumerate(rows):
+        np.testing.assert_array_equal(row, SeededNoise(21, 2).sample(i, 9, count)[:used])
 
 
 def laplace_quantile(bits: int) -> float:

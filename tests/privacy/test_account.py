@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from oracle import dvijotham_2024
 import fastfed
 from fastfed import _system
 from fastfed._system import UNVERIFIED, System, account
-from fastfed._validate import InputError
+from fastfed._validate import InputError, frozen
 from fastfed.bandits.problem import ProblemSpec
 from fastfed.environments import Arms, Sphere, StochasticLosses
 from fastfed.experts.fed_svt import SparseVectorPlan
@@ -33,12 +33,14 @@ from fastfed.experts.limited_updates import LimitedPlan
 from fastfed.experts.plan import ExpertPlan
 from fastfed.experts.plan import ProblemSpec as LossSetting
 from fastfed.experts.private_dartboard import DartboardPlan
+from fastfed.privacy import account as account_module
 from fastfed.privacy.account import Claim, accounted, event_epsilon, sealed, verify
 from fastfed.privacy.certificate import ClaimCondition
+from fastfed.privacy.numbers import is_immutable
 from fastfed.privacy.releases.buffered import buffers
 from fastfed.privacy.releases.gaussian_release import RELEASES as RELEASE_KINDS
 from fastfed.privacy.releases.prefix_sums import Factor
-from fastfed.privacy.sensitivity import user_sensitivity
+from fastfed.privacy.sensitivity import Budget, user_sensitivity
 from fastfed.protocols.account import centred_of
 from fastfed.protocols.plan import Clip, NoiseStd, Plan
 from fastfed.protocols.protocol import ADD, AGENT_PROTOCOLS, PROTOCOLS, REPLACE, under_masks
@@ -1381,11 +1383,85 @@ def test_certificates_of_many_random_plans_agree_with_their_accounts(seed_block:
     assert system_count >= 6
 
 
-def test_a_shared_plan_is_verified_once() -> None:
-    """Check that the account is computed once for all silos of one plan."""
-    plan = CASES["shuffle-amplified by the lemma"].make().plan
-    event_epsilon.cache_clear()
+@pytest.fixture
+def accounts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the plans whose accounts `verify` computes from now on, one entry for each time."""
+    plans: list[Any] = []
+
+    def counted(plan: Any) -> Any:
+        plans.append(plan)
+        return accounted(plan)
+
+    monkeypatch.setattr(account_module, "accounted", counted)
+    return plans
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_object_is_verified_once(name: str, accounts: list[Any]) -> None:
+    plan = pickle.loads(pickle.dumps(CASES[name].make().plan))
+    accounts.clear()
+    assert is_immutable(plan)
+    for _ in range(3):
+        verify(plan)
+    assert len(accounts) == 1 + len({id(part.plan) for part in getattr(plan, "parts", ())})
+    count = len(accounts)
+    verify(replace(plan))
+    assert len(accounts) > count
+
+
+def test_silos_share_the_verification_of_their_plan(accounts: list[Any]) -> None:
+    plan = replace(CASES["shuffle-amplified by the lemma"].make().plan)
+    accounts.clear()
     for index in range(20):
         fastfed.parties.Silo(plan, index)
-    assert event_epsilon.cache_info().misses == 1 and event_epsilon.cache_info().hits >= 19
+    assert accounts == [plan]
     assert _system.account is account
+
+
+def test_a_plan_with_an_array_that_can_change_is_verified_each_time(accounts: list[Any]) -> None:
+    plan = CASES["silo-ldp"].make().plan
+    radius = replace(plan.radius)
+    object.__setattr__(radius, "offset", radius.offset.copy())
+    plan = replace(plan, radius=radius)
+    accounts.clear()
+    for _ in range(2):
+        verify(plan)
+    assert len(accounts) == 2
+    # An array that was made read-only can be made writable again.
+    radius.offset.flags.writeable = False
+    assert not is_immutable(plan)
+
+
+def test_plans_that_never_lived_together_are_not_confused(accounts: list[Any]) -> None:
+    """Check plans whose identities (addresses) may be equal, one after the other."""
+    system = CASES["linucb-jdp"].make()
+    accounts.clear()
+    for count in range(1, 50):
+        verify(replace(system.plan))
+        assert len(accounts) == count
+
+
+class Changeable(NamedTuple):
+    """A tuple with a part that can change."""
+
+    part: list[int]
+
+
+@pytest.mark.parametrize(
+    ("data", "immutable"),
+    [
+        ((1, 2.0, True, "a", b"b", None, (np.float64(1.0),)), True),
+        (frozen([1.0, 2.0]), True),
+        (np.ones(2), False),
+        (frozen([1.0, 2.0])[:1].copy(), False),
+        ([1], False),
+        ({}, False),
+        (Changeable([1]), False),
+        (Factor(np.tri(3)), True),
+        (Budget(1.0, 1e-6), True),
+        (Budget, False),
+        (len, False),
+    ],
+)
+def test_only_data_that_can_never_change_are_immutable(data: object, immutable: bool) -> None:
+    assert is_immutable(data) == immutable

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
 import numpy as np
@@ -417,6 +418,7 @@ GRID = 2.0**-24
 SLACK = 1e-9
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Factor:
     """The lower triangular matrix B (K, K) of a factorised release, hashable by its content.
 
@@ -432,14 +434,16 @@ class Factor:
         positive. `encoder` raises it for a matrix that is too ill-conditioned.
     """
 
-    def __init__(self, matrix: object) -> None:
+    matrix: np.ndarray
+
+    def __post_init__(self) -> None:
         """Check the matrix, and store a read-only copy."""
-        square = array("factor", matrix, ndim=2)
+        square = array("factor", self.matrix, ndim=2)
         if square.shape[0] != square.shape[1]:
             raise InputError(f"factor must be a square matrix, got shape {square.shape}")
         if np.triu(square, 1).any() or not (np.diag(square) > 0.0).all():
             raise InputError("factor must be lower triangular with a positive diagonal")
-        self.matrix = frozen(square)
+        object.__setattr__(self, "matrix", frozen(square))
 
     def __reduce__(self) -> tuple[type[Factor], tuple[np.ndarray]]:
         """Pickle only the matrix, which is checked and frozen again when it is loaded."""
