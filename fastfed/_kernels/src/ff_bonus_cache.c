@@ -205,12 +205,14 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
 {
     if (sieve->ranking == 1.0)
         return -INFINITY;
+    const double least =
+        ff_bounded_at_least(b, a, theta, beta, gamma, 2.0 * sieve->slack - 1.0);
+    /* If the action passes whatever the largest score is, save the pass over all actions. */
+    if (least >= sieve->limit)
+        return -INFINITY;
     const double largest = (double)ff_bound_scores(b->bounds, b->mean, b->bound, 1.001 * factor,
                                                    b->count, b->d, b->upper);
-    const double limit = largest < sieve->limit ? largest : sieve->limit;
-    return ff_bounded_at_least(b, a, theta, beta, gamma, 2.0 * sieve->slack - 1.0) >= limit
-               ? -INFINITY
-               : largest;
+    return least >= largest ? -INFINITY : largest;
 }
 
 /* Return the action with the largest ranking, by the bounds of the query; see ff_bonus_cache.h. If

@@ -39,7 +39,8 @@ FF_INLINE void update_inverse(ff_curve *c, int64_t silo, int64_t round, const do
  * learns alone changes in every round. */
 static ff_sieve sieve_of(const ff_curve *c, int64_t silo, int64_t round, double beta, int64_t d)
 {
-    ff_sieve sieve = c->sieve;
+    ff_sieve sieve = {c->sieve.limit, 1.0, c->sieve.ranking};
+    __atomic_load(&c->sieve.slack, &sieve.slack, __ATOMIC_RELAXED);
     if (c->inverses) {
         const double width = ff_row_width(&c->radius, c->second_bonus, (double)(round - 1), d);
         sieve.slack = c->sieve_growth *
@@ -47,6 +48,25 @@ static ff_sieve sieve_of(const ff_curve *c, int64_t silo, int64_t round, double 
                                ff_policy_inverse(c, silo, round));
     }
     return sieve;
+}
+
+/* Return the slack of the sieve of silos that do not learn alone, for the model of the last release. */
+double ff_policy_slack(const ff_curve *c, double inverse, int64_t d)
+{
+    const int64_t k = ff_entry(c);
+    const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
+                                              c->log_inflation, c->log_det, d);
+    return c->sieve_growth *
+           ff_slack(c->widths[k], beta, c->second_bonus, c->inflation, inverse);
+}
+
+/* Compute the slack of a sieve that is FF_SLACK_LATER, for this and all later choices until the next
+ * release. w: the W of the last release. Threads that do this at the same time get the same slack. */
+static void compute_slack(ff_curve *c, ff_sieve *sieve, const double *w, int64_t d,
+                          double *scratch)
+{
+    sieve->slack = ff_policy_slack(c, ff_inverse_norm(w, d, scratch), d);
+    __atomic_store(&c->sieve.slack, &sieve->slack, __ATOMIC_RELAXED);
 }
 
 /* A silo's model and bonuses in one round. */
@@ -133,14 +153,22 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
         m.sieve = sieve_of(c, silo, round, m.beta, d);
     }
     int64_t action = -1;
+    int needs_slack = m.sieve.slack == FF_SLACK_LATER;
     /* If V is a multiple of I, computing scores is cheaper than bounding them. */
     const int identity = c->alike && (c->lazy || round - 1 == c->trigger.last);
     if (c->bonus_cache.silo && !identity && m.sieve.ranking > 0.0) {
         double largest = 0.0;
+        /* Many choices pass with the least possible slack. */
+        if (needs_slack)
+            m.sieve.slack = c->sieve_growth;
         action = ff_bonus_cache_choose(&c->bonus_cache, silo, round - 1 - c->trigger.last, actions,
                                        m.w, m.theta, m.beta, m.gamma, &m.sieve,
                                        c->clip ? c->feature_bound : 0.0, d, p->score, p->bound,
                                        p->feature, &p->known, &largest);
+        needs_slack &= action < 0 || largest > -INFINITY;
+        if (needs_slack)
+            compute_slack(c, &m.sieve, m.w, d, p->bound);
+        needs_slack = 0;
         /* The best action by the ranking nearly always passes. */
         if (action >= 0 && largest > -INFINITY && !passes(&m, largest, p->feature, d, p->bound)) {
             p->known.x[0] = NAN;
@@ -152,6 +180,8 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
             *last = (ff_choice){actions->x, c->released, action};
         return action;
     }
+    if (needs_slack)
+        compute_slack(c, &m.sieve, m.w, d, p->bound);
     action = choose_screened(&m, actions, d, p);
     if (last)
         *last = (ff_choice){actions->x, c->released, action};

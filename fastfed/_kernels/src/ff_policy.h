@@ -23,6 +23,13 @@ FF_INLINE double ff_policy_inverse(const ff_curve *c, int64_t silo, int64_t roun
     return round < 16 || c->inverses[silo] == INFINITY ? 1.0 / c->radius.anchor : c->inverses[silo];
 }
 
+/* The slack of a sieve that has not been computed since the last release. */
+#define FF_SLACK_LATER 0.0
+
+/* Return the slack of the sieve of silos that do not learn alone. inverse: an upper bound on the
+ * eigenvalues of V^{-1} at the last release. */
+double ff_policy_slack(const ff_curve *c, double inverse, int64_t d);
+
 /* Return a silo's model of its fixed set (ff_fixed.h), which is computed anew after a
  * synchronisation. */
 double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,

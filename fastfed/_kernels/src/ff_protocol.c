@@ -314,6 +314,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
     const double full_lambda = c->regularizer[k];
     const double floor = c->direct ? c->floor[k] : 0.0;
     double lambda = full_lambda, inverse = 0.0, shift = 0.0;
+    int slack_later = 0;
     if (!ff_refresh_small(c->total, full_lambda, floor, c->lambda_step, d, c->w, c->theta, &lambda,
                           &inverse)) {
         /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
@@ -322,7 +323,10 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         if (shift < 0.0)
             return FF_NOT_POSITIVE_DEFINITE;
         *c->indefinite += shift > 0.0;
-        if (c->widths || lambda < full_lambda)
+        /* Choices by bounds on bonuses rarely need the slack, so it is computed at its first use. */
+        slack_later = c->lazy && c->bonus_cache.silo && !c->score && !c->serves &&
+                      lambda == full_lambda && shift == 0.0;
+        if (lambda < full_lambda || (c->widths && !slack_later))
             inverse = ff_inverse_norm(c->w, d, p.bound);
     }
     c->lambda_step = lambda < full_lambda ? (int64_t)(8.0 * lambda / full_lambda + 0.5) : 8;
@@ -335,13 +339,10 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         c->log_det = ff_log_volume(&c->radius, c->w, d);
         c->log_inflation = ff_log_inflation(&c->radius, c->inflation);
     }
-    if (c->widths) {
-        const double beta = ff_determinant_radius(&c->radius, c->radius_offset[k], c->inflation,
-                                                  c->log_inflation, c->log_det, d);
-        const double slack =
-            ff_slack(c->widths[k], beta, c->second_bonus, c->inflation, inverse);
-        c->sieve.slack = shift == 0.0 ? c->sieve_growth * slack : 1.0;
-    }
+    if (c->widths)
+        c->sieve.slack = slack_later    ? FF_SLACK_LATER
+                         : shift == 0.0 ? ff_policy_slack(c, inverse, d)
+                                        : 1.0;
     c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
     if (c->bonus_cache.silo) {
         const int64_t last_end = c->trigger.last, next_end = ff_next_end(c);
