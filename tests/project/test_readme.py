@@ -274,12 +274,12 @@ def test_the_stated_counts_of_claims_add_up():
     ]
     counts = re.search(
         r"Of (\d+) statements\D+(\d+) hold\D+(\d+) fail, (\d+) \D+(\d+) are about "
-        r"systems\D+(\d+) \D+(\d+) need files or hours",
+        r"systems\D+(\d+) \D+(\d+) are about figures that",
         " ".join(FIGURES.split()),
     )
     total, *parts = map(int, counts.groups())
     assert total == len(tags) == sum(parts)
-    table = rows(FIGURES.split("**Of ")[1].split("Variants are")[0])[1:]
+    table = rows(FIGURES.split("**Of ")[1].split("The row *variants*")[0])[1:]
     by_tag = {cells[0]: [int(number) for number in cells[1:]] for cells in table}
     row_names = {"paper": "printed figures, as printed", "variant": "variants", "ours": "ours"}
     for tag, name in row_names.items():
