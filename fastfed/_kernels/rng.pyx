@@ -122,8 +122,9 @@ def laplace_from_bits(const uint64_t[::1] bits):
 
 
 def ideal_normals(const uint64_t[::1] words):
-    """Return normals (2 half,) from the words of ``half`` radii, then of ``half`` angles, and the
-    number of radii that need more than 64 bits."""
+    """Return (normals, unsure) from 64-bit words (n,), n even: normals (n,) by Box-Muller, and the
+    number of radii that need more than 64 bits. The first n / 2 words give the radii, the others
+    the angles."""
     cdef int64_t half = words.shape[0] // 2
     cdef double[::1] out = np.empty(2 * half)
     if half == 0:
@@ -133,8 +134,8 @@ def ideal_normals(const uint64_t[::1] words):
 
 
 def ideal_laplace(const uint64_t[::1] words):
-    """Return Laplace draws (n,) from words (n,), and the number of draws that need more than 64
-    bits."""
+    """Return (draws, unsure) from 64-bit words (n,): Laplace draws (n,), and the number of draws
+    that need more than 64 bits."""
     cdef double[::1] out = np.empty(words.shape[0])
     if words.shape[0] == 0:
         return np.asarray(out), 0
@@ -143,21 +144,23 @@ def ideal_laplace(const uint64_t[::1] words):
 
 
 def node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t node, int64_t d):
-    """Draw the standard normals (s,) of a node's noise."""
+    """Draw the standard normals (s,) of a silo's noise for tree node (or release) ``node``: one for
+    each of the s = d + d (d + 1) / 2 entries of a statistic."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_node_normals(seed, replicate, silo, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
 def sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d):
-    """Draw the standard normals (s,) of the noise of a sum over silos."""
+    """Draw the standard normals (s,) that stand for the sum of all silos' noises for tree node (or
+    release) ``node``; s = d + d (d + 1) / 2. They are drawn once, not for each silo."""
     cdef double[::1] out = np.empty(ff_noise_capacity(d))
     ff_sum_normals(seed, replicate, silos, node, d, &out[0])
     return np.asarray(out)[:d + d * (d + 1) // 2]
 
 
 def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
-    """Draw from Bin(n, 1/4) - n / 4, (count,)."""
+    """Draw ``count`` independent numbers from Bin(n, 1/4) - n / 4."""
     cdef ff_stream s = ff_stream_open(seed, purpose, replicate, silo, index)
     cdef double[::1] out = np.empty(max(1, count))
     ff_binomials(&s, n, count, &out[0])
@@ -165,8 +168,8 @@ def binomials(seed, purpose, replicate, silo, index, int64_t n, int64_t count):
 
 
 def binomials_from_words(const uint32_t[:, ::1] random, int64_t n):
-    """Try once for each row of four words to draw Bin(n, 1/4) - n / 4; NaN if the try is
-    rejected."""
+    """Draw from Bin(n, 1/4) - n / 4 by rejection: one try for each row of ``random``, which holds
+    the four 32-bit words of that try. Returns the draws; NaN where the try is rejected."""
     cdef int64_t j
     cdef double[::1] out = np.full(max(1, random.shape[0]), np.nan)
     cdef double drawn

@@ -96,8 +96,8 @@ FF_INLINE float lower_end(ff_interval interval)
     return ff_float_below(interval.score - interval.error);
 }
 
-/* Return a lower bound on the score of action a, which is bounded by R, from <x, theta> and ||W x||
- * in float64. */
+/* Return a lower bound on the score of action a, from its <x, theta> and ||W x|| in float64 and
+ * from `bound`, its bound on ||R x|| by R (not a cheap one). */
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,
                          double grown)
@@ -106,6 +106,7 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
     const double mean = f64_dot(q->theta, q->x, q->d),
                  theta_square = f64_dot(q->theta, q->theta, q->d);
     const double length = sqrt(f64_dot(q->x, q->x, q->d)), frobenius = q->frobenius;
+    /* With a gamma of 0 the score is <x, theta> + beta ||W x||, which gives ||W x||. */
     const double norm = (interval_from_whitened(q->x, q->known, q->w, q->theta, q->beta, 0.0,
                                                 frobenius, q->d, q->back)
                              .score -
@@ -118,9 +119,9 @@ float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                                   moved, grown, q->d);
 }
 
-/* Return the action with the largest score among the n listed ones, scored one by one with error
- * bounds. Returns -1 if n exceeds SINGLE_MAX or if the intervals of the best two overlap. first: an
- * action whose score is in `best` already. */
+/* Return the action with the largest score among the n listed ones and `first`, scored one by one
+ * with error bounds. Returns -1 if n exceeds SINGLE_MAX or if the interval of the largest score
+ * overlaps that of another action. best: the interval of action `first`, which is known already. */
 int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict indices, int64_t n,
                              int64_t first, ff_interval best, double *restrict scratch)
 {
@@ -128,20 +129,21 @@ int64_t ff_best_by_intervals(const ff_query *q, const int64_t *restrict indices,
     if (n > SINGLE_MAX)
         return -1;
     int64_t chosen = first;
-    double others = -INFINITY;
+    double largest_of_others = -INFINITY; /* upper ends of intervals, without that of `best` */
     for (int64_t i = 0; i < n; i++) {
         if (indices[i] == first)
             continue;
         const ff_interval interval = interval_of_action(q, indices[i], scratch, scratch + d);
         const int is_better = interval.score > best.score;
-        const ff_interval lower = is_better ? best : interval;
-        others = lower.score + lower.error > others ? lower.score + lower.error : others;
+        const ff_interval beaten = is_better ? best : interval;
+        const double upper_end = beaten.score + beaten.error;
+        largest_of_others = upper_end > largest_of_others ? upper_end : largest_of_others;
         if (is_better) {
             best = interval;
             chosen = indices[i];
         }
     }
-    return best.score - best.error > others ? chosen : -1;
+    return best.score - best.error > largest_of_others ? chosen : -1;
 }
 
 /* Return the first action whose upper bound is at least `top`; the last action if there is none. */
@@ -156,9 +158,10 @@ static int64_t first_at_top(const float *restrict upper, float top, int64_t coun
     return count - 1;
 }
 
-/* Return the action with the largest upper bound among those bounded by R; 0 if there are none. */
-static int64_t first_bounded(const float *restrict upper, const float *restrict bound,
-                             int64_t count)
+/* Return the action with the largest upper bound on its score among those that have a bound on
+ * ||R x|| by R, stored with a minus sign (cheap bounds are not); 0 if there are none. */
+static int64_t highest_by_factor(const float *restrict upper, const float *restrict bound,
+                                 int64_t count)
 {
     float top = -INFINITY;
     int64_t best = 0;
@@ -166,7 +169,7 @@ static int64_t first_bounded(const float *restrict upper, const float *restrict 
         const f32s bounds = f32_load_some(lanes_of(count - first), bound + first);
         unsigned candidates =
             f32_less(bounds, f32_set(0.0f)) & ~f32_at_least(f32_set(top), f32_load(upper + first));
-        /* Few remain after the first vector. */
+        /* After the first vector few actions exceed `top`, so this loop is short. */
         for (; candidates; candidates &= candidates - 1) {
             const int64_t a = first + __builtin_ctz(candidates);
             if (upper[a] > top) {
@@ -223,8 +226,9 @@ FF_INLINE int64_t bound_largest(const ff_score_bounds *b)
     return ff_bound_largest(b->bounds, &b->view, b->upper, b->top, b->d, b->scratch, b->bound);
 }
 
-/* Compute upper bounds on the scores of all actions. Bounds on bonuses are reused if they exist.
- * stage, exists, buffer: see ff_bonus_scores.h. */
+/* Compute upper bounds on the scores of all actions. If exists is 1, their bounds on bonuses are
+ * reused; otherwise they are computed: cheap bounds if `stage` is CHEAP and there are such bounds
+ * (few.rest > 0), else bounds by R. buffer: see ff_bonus_scores.h. */
 void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const double *restrict theta,
                        void *restrict buffer)
 {
@@ -246,23 +250,24 @@ void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const doub
         update_upper(b);
 }
 
-/* Return the action with the largest upper bound: among all actions, or among those bounded by
- * R. */
+/* Return the action with the largest upper bound on its score: among all actions, or only among
+ * those whose ||R x|| is bounded by R and not by a cheap bound. */
 int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor)
 {
-    return bounded_by_factor ? first_bounded(b->upper, b->bound, b->count) : highest(b);
+    return bounded_by_factor ? highest_by_factor(b->upper, b->bound, b->count) : highest(b);
 }
 
-/* Return 1 if bounds prove that the most promising action is the best one: its lower bound exceeds
- * the upper bounds of all others. Refine cheap bounds by R where they are too loose. *best receives
- * the most promising action. */
+/* Return 1 if bounds on scores prove that the most promising action, the one with the largest upper
+ * bound, is the best one: its lower bound exceeds the upper bounds of all others. Cheap bounds on
+ * ||R x|| that are too loose are replaced by bounds by R, which are tighter. *best receives the
+ * most promising action. */
 int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double beta, double gamma,
                      int64_t *restrict best)
 {
     for (int pass = 0; pass < 2; pass++) {
-        /* Only actions bounded by R have a lower bound on their score. If the most promising action
-         * is not among them after REFINEMENTS calls of bound_largest, the cheap bounds are too
-         * loose here. */
+        /* Only actions with a bound by R have a lower bound on their score. If the most promising
+         * action is not among them after REFINEMENTS calls of bound_largest, the cheap bounds are
+         * too loose here. */
         for (int i = 0; !by_factor(b, *best) && i < REFINEMENTS; i++) {
             bound_largest(b);
             update_upper(b);
@@ -285,8 +290,8 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
     return 0;
 }
 
-/* Return a lower bound on an action's score with bonuses multiplied by `times`; -INFINITY if the
- * action is not bounded by R. */
+/* Return a lower bound on <x, theta> plus `times` the bonus of an action; -INFINITY if the action
+ * has only a cheap bound on ||R x||, and none by R. */
 double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
                            double beta, double gamma, double times)
 {
@@ -311,8 +316,9 @@ int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score)
     return not_below(b, lower_end(score));
 }
 
-/* List the actions whose upper bounds are not below the score of *best, after refining their cheap
- * bounds by R. Returns their number. */
+/* List the actions whose upper bounds are not below a lower bound on the score of *best. Before
+ * that, replace the cheap bounds on ||R x|| of such actions by bounds by R, which are tighter.
+ * Returns their number. */
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best)
 {
     float lower_bound = least_score(b, q, *best);

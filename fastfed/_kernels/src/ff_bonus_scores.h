@@ -59,7 +59,7 @@ void ff_compute_bounds(ff_score_bounds *b, int64_t stage, int exists, const doub
                        void *restrict buffer);
 
 /* Return the most promising action: the one with the largest upper bound, among all actions or
- * among those bounded by R. */
+ * among those that have a bound on ||R x|| by R. */
 int64_t ff_most_promising(const ff_score_bounds *b, int bounded_by_factor);
 
 /* Return 1 if bounds alone prove that *best is the best action. *best receives the most promising
@@ -72,18 +72,19 @@ int ff_bounds_decide(ff_score_bounds *b, const double *restrict theta, double be
 double ff_bounded_at_least(const ff_score_bounds *b, int64_t a, const double *restrict theta,
                            double beta, double gamma, double times);
 
-/* List the actions whose upper bounds are not below the score of *best into b->indices. The
- * features of *best are then in q->x. In the cheap stage, these actions get bounds by R one by one;
- * if they are many, all actions do (the stage becomes BY_FACTOR). *best receives the action that is
- * the most promising after that. Returns the number of actions. */
+/* List the actions whose upper bounds are not below a lower bound on the score of *best, into
+ * b->indices. The features of *best are then in q->x. In the cheap stage, these actions get bounds
+ * by R one by one; if they are many, all actions do (the stage becomes BY_FACTOR). *best receives
+ * the action that is the most promising after that. Returns the number of actions. */
 int64_t ff_list_candidates(ff_score_bounds *b, ff_query *q, int64_t *restrict best);
 
-/* List the actions whose upper bounds are not below a score. Returns their number. */
+/* List the actions whose upper bounds are not below the lower end of a score's interval. Returns
+ * their number. */
 int64_t ff_not_below_score(const ff_score_bounds *b, ff_interval score);
 
 /* ff_score_with_error: return the score of action a with its error; W x is stored in `known` if the
- * silo learns. ff_least_by_factor: return a lower bound on the score of an action that is bounded
- * by R. It needs half as many products, because it does not compute W'W x. */
+ * silo learns. ff_least_by_factor: return a lower bound on the score of an action that has a
+ * bound on ||R x|| by R. It needs half as many products, because it does not compute W'W x. */
 ff_interval ff_score_with_error(ff_query *q, int64_t a);
 float ff_least_by_factor(ff_query *q, const ff_bonus_bounds *bounds,
                          const action_norms *restrict norms, int64_t a, float bound, double moved,

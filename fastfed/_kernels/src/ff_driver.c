@@ -100,8 +100,8 @@ static void learn_late(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
     arriving[0] = arriving[1] = 0;
 }
 
-/* Return the action that a silo with its own clock chooses by its view, or -1 if a user's function
- * failed. */
+/* Return the action that a silo with its own clock chooses by its view: the W, theta and radius
+ * that it received in its last exchange (ff_view.h). Returns -1 if a user's function failed. */
 static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                                 const ff_actions *actions, const ff_parts *p)
 {
@@ -110,7 +110,8 @@ static int64_t choose_from_view(const ff_run *run, const ff_curve *c, int64_t si
 }
 
 /* Simulate one round of one silo and curve: choose an action, draw its reward, clip its features
- * and the reward, add them to the batch, and learn from them. Returns a status. */
+ * and the reward, add them to the batch, and learn from them. A local round, in which the silo
+ * shares nothing, adds nothing to the batch. Returns a status. */
 static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                          const ff_actions *actions, const ff_parts *p, ff_pending *pending)
 {
@@ -156,7 +157,8 @@ static int64_t run_round(const ff_run *run, ff_curve *c, int64_t silo, int64_t r
         ff_policy_draw_bit(run, silo, round, p->random);
         y = ff_policy_bit(c, y, p->random);
     }
-    /* Update the silo's own sums and model; a local round changes nothing else. */
+    /* Update the raw sums and the models that the silo uses in local rounds. A local round updates
+     * nothing else. */
     if (c->share_until) {
         const int64_t status = ff_policy_keep(run, c, silo, round, is_local, y, p);
         if (status != FF_OK || is_local)
@@ -197,11 +199,11 @@ static int fires(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, co
                             p->trigger);
 }
 
-/* Simulate rounds first..last of one silo, for all curves whose bit in `grouped` is 0. With `watch`
+/* Simulate rounds first..last of one silo, for all curves whose bit in `skipped` is 0. With `watch`
  * (one curve, with a trigger) stop after the round in which the silo's trigger fires, and store
  * that round in trigger.fired. Returns a status. */
 static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t last,
-                        int64_t watch, uint64_t grouped, double *scratch)
+                        int64_t watch, uint64_t skipped, double *scratch)
 {
     const ff_environment *env = run->environment;
     const int64_t curves = run->curve_count;
@@ -210,8 +212,8 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     for (int64_t i = 0; i < curves; i++)
         pending[i] = (ff_pending){p.pending + i * PENDING * (run->dimension + 1), 0};
     int64_t next_checkpoint = checkpoint_from(run, first), status = FF_OK;
-    /* The two entries of `ahead` describe the memory of this round and of the next one, in
-     * turns. */
+    /* One entry of `ahead` describes the memory that this round reads, the other one that of the
+     * next round; they swap roles after each round. */
     ff_ahead ahead[2];
     const ff_ahead *prefetched = NULL;
     for (int64_t round = first; round <= last; round++) {
@@ -227,7 +229,7 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
                           ff_time_of(run, round), prefetched, next_ahead, p.x, p.mean, &actions);
         prefetched = next_ahead;
         for (int64_t i = 0; status == FF_OK && i < curves; i++)
-            if (!(grouped >> i & 1))
+            if (!(skipped >> i & 1))
                 status = run_round(run, &run->curves[i], silo, round, &actions, &p, &pending[i]);
         if (status != FF_OK) {
             /* With a trigger, a failure counts like a firing in this round (run_until_trigger). */
@@ -237,7 +239,7 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
         }
         if (next_checkpoint < run->checkpoint_count && run->checkpoints[next_checkpoint] == round) {
             for (int64_t i = 0; i < curves; i++)
-                if (!(grouped >> i & 1))
+                if (!(skipped >> i & 1))
                     run->curves[i].curve[silo * run->checkpoint_count + next_checkpoint] =
                         run->curves[i].regret[silo];
             next_checkpoint++;
@@ -254,21 +256,21 @@ static int64_t run_silo(const ff_run *run, int64_t silo, int64_t first, int64_t 
     return status;
 }
 
-/* Begin local rounds after a release: subtract the silo's contribution (in c->own_rest) from the
- * released total, which leaves the part of the other silos, and compute the silo's posterior given
- * that part. Returns a status. */
+/* Begin a silo's local rounds after a release. At first c->own_rest holds the silo's contribution
+ * to the released total. Replace it by the total minus that contribution, which is the part of the
+ * other silos, and compute the silo's posterior given that part. Returns a status. */
 static int64_t begin_own(const ff_run *run, ff_curve *c, int64_t silo, double *scratch)
 {
     const int64_t s = ff_statistic(run->dimension);
-    double *others = c->own_rest + silo * s;
+    double *rest = c->own_rest + silo * s;
     for (int64_t j = 0; j < s; j++)
-        others[j] = c->total[j] - others[j];
+        rest[j] = c->total[j] - rest[j];
     const ff_parts p = ff_cut(scratch, run);
     return ff_policy_believe(run, c, silo, &p);
 }
 
-/* Set the ridges of the posteriors, one for each deviation on the grid, to those after release
- * k. */
+/* Set the ridges of the posterior (ff_belief.h) to their values after release k. There is one ridge
+ * for each deviation Delta on the grid of the posterior. */
 static void set_ridges(ff_curve *c, int64_t k)
 {
     for (int64_t g = 0; g < c->belief.count; g++)
@@ -283,8 +285,8 @@ static void add_message(void *work, int64_t silo, int64_t thread)
     ff_protocol_add(task->run, task->curve, silo);
 }
 
-/* Task: add a silo's message, as add_message does, for every curve that synchronises after the last
- * round. */
+/* Task: for every curve that synchronises after round task->last, add a silo's message to the sum
+ * of the messages of earlier silos. */
 static void add_due_messages(void *work, int64_t silo, int64_t thread)
 {
     (void)thread;
@@ -294,7 +296,8 @@ static void add_due_messages(void *work, int64_t silo, int64_t thread)
             ff_protocol_add(task->run, &task->run->curves[i], silo);
 }
 
-/* Compute the message that a silo sends at the k-th synchronisation, if it sends one. */
+/* Compute the message that a silo sends at the k-th synchronisation, if it sends one. Messages are
+ * numbered by synchronisation; those of a silo with its own clock by its own reports. */
 static void report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k, double *scratch)
 {
     if (ff_sends(run, c, silo, k))
@@ -316,9 +319,9 @@ static void begin_own_of_silo(void *work, int64_t silo, int64_t thread)
         begin_own(task->run, task->curve, silo, scratch_of(task->run, thread));
 }
 
-/* Synchronise after `round`: all silos report, the server combines the messages, and all silos
- * adopt the new estimate. If silos have their own clocks, only the silos of the exchange report and
- * adopt the estimate. reported: 1 if the silos have already reported. Returns a status. */
+/* Synchronise after `round`: silos report, the server combines the messages, and the same silos
+ * adopt the new estimate. These are all silos or, if silos have their own clocks, only those of the
+ * exchange. reported: 1 if the silos have already reported. Returns a status. */
 static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported)
 {
     const int64_t k = c->released + 1;
@@ -338,6 +341,8 @@ static int64_t synchronise(ff_run *run, ff_curve *c, int64_t round, int reported
     for (int64_t i = 0; status == FF_OK && c->sends && i < run->silos; i++)
         if (ff_sends(run, c, i, k))
             ff_view_store(run, c, i);
+    /* Local rounds that choose by a posterior begin after every release if they come between shared
+     * rounds, otherwise after the last release. */
     if (status != FF_OK || !c->share_until || c->own_least || (!ff_mixed(c) && k < c->releases))
         return status;
     set_ridges(c, k);
@@ -378,7 +383,8 @@ static void run_silo_and_report(void *work, int64_t silo, int64_t thread)
     task->run->status[silo] = status;
 }
 
-/* Task: simulate the rounds of a group of silos, for one curve. */
+/* Task: simulate the rounds of a group of silos, for one curve: all of them together, or silo by
+ * silo if the environment does not offer unit vectors (ff_groups_run). */
 static void run_group(void *work, int64_t group, int64_t thread)
 {
     const ff_task *task = work;
@@ -386,9 +392,9 @@ static void run_group(void *work, int64_t group, int64_t thread)
     double *scratch = scratch_of(run, thread);
     if (ff_groups_run(run, task->curve, group, task->first, task->last, scratch))
         return;
-    const uint64_t others = ~((uint64_t)1 << (task->curve - run->curves));
+    const uint64_t all_but_this = ~((uint64_t)1 << (task->curve - run->curves));
     for (int64_t i = group * FF_GROUP; i < run->silos && i < (group + 1) * FF_GROUP; i++)
-        run->status[i] = run_silo(run, i, task->first, task->last, 0, others, scratch);
+        run->status[i] = run_silo(run, i, task->first, task->last, 0, all_but_this, scratch);
 }
 
 /* Simulate rounds first..last of the curves that suit groups (ff_groups.h). Sets the bit of each of
@@ -441,8 +447,9 @@ static void rerun_silo(void *work, int64_t silo, int64_t thread)
 
 /* Simulate rounds from `first` up to the first round in which any silo's trigger fires, or to
  * `last`. Every silo is simulated independently until its own trigger fires; silos that went beyond
- * the earliest firing are then rewound and rerun. Returns the last simulated round, or a status
- * (below 0). */
+ * the earliest firing are then rewound and rerun. trigger.fired receives for each silo the round in
+ * which its trigger fired or its simulation failed; 0: neither. Returns the last simulated round,
+ * or a status (below 0). */
 static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_t last)
 {
     const int64_t silos = run->silos;
@@ -459,7 +466,8 @@ static int64_t run_until_trigger(ff_run *run, ff_curve *c, int64_t first, int64_
         else if (fired[i] && (!earliest || fired[i] < earliest))
             earliest = fired[i];
     }
-    /* A failure later than the first firing is discarded with the rounds that are rerun. */
+    /* A failure in a round after the earliest firing does not count: the silo is rerun only up to
+     * that firing. */
     if (failed >= 0 && (!earliest || fired[failed] <= earliest))
         return run->status[failed];
     if (!earliest)
@@ -488,12 +496,15 @@ static int64_t run_by_trigger(ff_run *run, int64_t first, int64_t last)
     while (first <= last) {
         int64_t end, status = FF_OK;
         if (trigger->due) {
+            /* The trigger has fired already; the synchronisation follows after round `due`. */
             end = trigger->due < last ? trigger->due : last;
             if (first <= end)
                 status = run_span(run, first, end, 0, 0, 0);
         } else {
-            /* Chunks grow with the time since the last synchronisation, so few rounds are rerun. */
-            const int64_t since = (first - trigger->last) / 8, chunk = since > 16 ? since : 16;
+            /* Simulate a chunk of rounds up to the first firing in it. Rounds beyond it are wasted,
+             * so chunks are short: an eighth of the rounds since the last synchronisation, but at
+             * least 16. */
+            const int64_t eighth = (first - trigger->last) / 8, chunk = eighth > 16 ? eighth : 16;
             end = run_until_trigger(run, c, first, last - first < chunk ? last : first + chunk - 1);
             status = end < 0 ? end : FF_OK;
         }
@@ -524,13 +535,15 @@ static int64_t run_by_schedule(ff_run *run, int64_t first, int64_t last)
         }
         uint64_t grouped;
         int64_t status = run_groups(run, first, end, &grouped);
-        const int others = grouped != all_curves(run);
-        if (status == FF_OK && others)
+        /* Curves that are not simulated in groups are simulated silo by silo. Then every silo
+         * reports after its rounds, also to the curves that are simulated in groups. */
+        const int has_ungrouped = grouped != all_curves(run);
+        if (status == FF_OK && has_ungrouped)
             status = run_span(run, first, end, 0, 1, grouped);
         for (int64_t i = 0; status == FF_OK && i < run->curve_count; i++) {
             ff_curve *c = &run->curves[i];
             if (ff_next_end(c) == end)
-                status = synchronise(run, c, end, others);
+                status = synchronise(run, c, end, has_ungrouped);
         }
         if (status != FF_OK)
             return status;

@@ -15,15 +15,16 @@ int64_t ff_stride(int64_t actions)
     return (actions + LINE - 1) & ~(int64_t)(LINE - 1);
 }
 
-/* Return the number of floats (or doubles) that an environment may write when it fills the buffers
- * of one round. */
+/* Return the number of floats (or doubles, if is_double) that an environment may write into the
+ * buffer of one round. */
 int64_t ff_fill_capacity(int64_t actions, int64_t dimension)
 {
-    /* Features; normals, read up to a stride past the last; three numbers for each action;
-     * theta. */
+    /* An environment that fills the buffer (see `parts` below): features; three numbers for each
+     * action; theta; normals, and one stride more, because whole vectors read past the last one. */
     const int64_t stride = ff_stride(actions);
     const int64_t filled = stride * (dimension + 4) + ff_stride(dimension) +
                            ff_normal_capacity_f32(actions * (dimension + 1));
+    /* A pool writes only the actions in 16 bits. */
     const int64_t in_16_bits = ff_quantised_bytes(dimension, actions) / (int64_t)sizeof(float);
     return filled > in_16_bits ? filled : in_16_bits;
 }
@@ -60,7 +61,8 @@ static extent extent_of(const double *restrict mean, int64_t k)
 }
 
 /* Return the exact largest mean, for approximate means in `actions`: the actions that may be the
- * best are evaluated exactly. If only one may be the best, the sum of indices is its index. */
+ * best are evaluated exactly. If only one may be the best, the sum of the indices of such actions
+ * is its index. */
 static double best_of(const ff_environment *env, const ff_actions *actions)
 {
     const double *mean = actions->mean;
@@ -75,9 +77,10 @@ static double best_of(const ff_environment *env, const ff_actions *actions)
     return best;
 }
 
-/* Write the actions of one round to `out`: a view of stored rows, or features that the environment
- * computes and whose number and expected rewards are checked. Returns FF_OK or a negative
- * status. */
+/* Write the actions of one round to `out`: a view of stored rows (`borrow`), or features that the
+ * environment computes (`fill`). The number of actions that it computes is checked; their expected
+ * rewards are checked unless the environment has a function `mean`, which only built-in ones have.
+ * Returns FF_OK or a negative status. */
 int64_t ff_actions_of(const ff_environment *env, uint64_t seed, int64_t replicate, int64_t silo,
                       int64_t round, const ff_ahead *prefetched, ff_ahead *next_ahead, void *x,
                       double *mean, ff_actions *out)
@@ -213,7 +216,8 @@ FF_INLINE double mean_of(const double *restrict theta, const float *restrict x, 
     return product;
 }
 
-/* Return a bound on the error of a mean that sphere and gap write, by float32 rounding. */
+/* Return a bound on the float32 rounding error of each mean that the environments sphere and gap
+ * write. */
 double ff_mean_error(int64_t d) { return 8.0 * (double)(d + 8) * 0x1p-24; }
 
 /* Return the theta (d) of a silo. */
@@ -231,7 +235,8 @@ double ff_sphere_mean(const void *state, int64_t silo, const void *x, int64_t a)
 }
 
 /* Write the K actions and their means, and return K. An action is x = (u / sqrt 2, constant), with
- * u uniform on the unit sphere in d - 1 dimensions, drawn for every (round, silo). */
+ * u uniform on the unit sphere in d - 1 dimensions, drawn for every (round, silo). The first
+ * `basis_actions` actions (0 or d) are fixed instead. */
 int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, void *restrict buffer, double *restrict mean)
 {
@@ -250,7 +255,8 @@ int64_t ff_sphere_fill(void *state, uint64_t seed, int64_t replicate, int64_t si
     FOR_VECTORS(p.stride, sphere_features, sphere, &p)
     for (int64_t a = 0; a < k; a++)
         mean[a] = (double)p.along[a];
-    /* The fixed actions of the published code: (e_j, 1) / sqrt 2 for j < d, then (0, 1). */
+    /* The fixed actions, as in the code published with zhou-chowdhury-2024: (e_j, 1) / sqrt 2 for
+     * j < d, then (0, 1). */
     for (int64_t a = 0; a < sphere->basis_actions && a < k; a++) {
         const float root_half = 0.70710678f;
         for (int64_t j = 0; j < d; j++)
@@ -360,8 +366,8 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
     for (int64_t a = 0; a < k; a++)
         p.target[a] = (float)mean[a];
     /* Three passes as for the sphere. |x|^2 is 1 - scale^2 (<g, theta>^2 + h^2) up to rounding
-     * error of at most (3 d + 32) 2^-24, which may make it exceed 1. If any |x|^2 is within about
-     * five times that error of 1, all actions are checked. */
+     * error of at most (3 d + 32) 2^-24, which may make it exceed 1. If |x|^2 of any action exceeds
+     * 1 minus about five times that error, gap_inside checks all actions. */
     const float margin = (float)(d + 8) * 9.5367432e-7f;
     FOR_VECTORS(p.stride, gap_sums, gap, &p)
     for (int64_t a = 0; a < p.stride; a++) {
@@ -370,6 +376,7 @@ int64_t ff_gap_fill(void *state, uint64_t seed, int64_t replicate, int64_t silo,
         const float scale = sqrtf(remainder / square);
         p.along[a] = m - scale * g;
         p.square[a] = scale;
+        /* From here on `target` is above 0 if 1 - |x|^2 is above the margin. */
         p.target[a] = remainder * (g * g + h * h) - margin * square;
     }
     FOR_VECTORS(p.stride, gap_features, gap, &p)

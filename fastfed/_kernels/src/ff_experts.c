@@ -81,8 +81,9 @@ static int64_t add_and_least(const int64_t *restrict row, int64_t d, int64_t *re
     return smallest;
 }
 
-/* Choose the leader, the expert with the smallest loss, after every exchange, and write it to
- * chosen (n). Returns the number of changes. */
+/* Choose the expert of each of n segments and write it to chosen (n). If exchanges[i] is 1, the
+ * expert of segment i is the leader: the expert that has lost least (`lost`) before segment i.
+ * Otherwise it is the expert of the segment before. Returns the number of changes. */
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen)
 {
@@ -111,8 +112,9 @@ void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, dou
         exponents[j] = rate * (unit * (double)(first + j) / silos);
 }
 
-/* Compute the exponents of Hedge after each exchange: rate times the mean loss for each client of
- * every expert, less that of the best expert. */
+/* Compute the exponents of Hedge after each exchange, one row of d numbers: for every expert, rate
+ * times the amount by which its loss so far, averaged over the clients, exceeds that of the best
+ * expert. */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows)
 {
@@ -128,8 +130,9 @@ void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t 
     }
 }
 
-/* Return an upper bound on any expert's loss minus the best one's, in units: the largest loss
- * before the last segment minus the smallest loss before the first. */
+/* Return an upper bound on any expert's loss minus the best one's (whole units of loss), at the
+ * start of any segment: the largest loss before the last segment minus the smallest loss before the
+ * first. This holds because losses only grow from segment to segment. */
 int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost)
 {
     int64_t totals[TOGETHER], largest = 0;
@@ -154,7 +157,8 @@ void ff_to_weights(int64_t n, int64_t d, double *rows)
     }
 }
 
-/* Compute the weights of Hedge after each exchange from a table of exponentials. */
+/* Compute the weights of Hedge after each exchange, one row of d numbers. table[j] is the weight,
+ * before rows are divided by their sums, of an expert that has lost j units more than the best. */
 void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                       int64_t *lost, const double *table, double *rows)
 {
@@ -170,8 +174,8 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
         }
         if (i + 1 < n)
             smallest = add_and_least(sums + i * d, d, lost);
-        /* Divide by the sums later: a vector load from memory whose entries were just stored one by
-         * one would stall. */
+        /* Rows are divided by their sums only when TOGETHER rows are written, or at the end: a
+         * vector load from memory whose entries were just stored one by one would stall. */
         if (count == TOGETHER || i + 1 == n) {
             ff_to_weights(count, d, rows);
             rows += count * d;
@@ -183,9 +187,10 @@ void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, 
 /* Number of Laplace numbers that are drawn by one call. */
 #define NOISES 64
 
-/* Keep the current expert until the noisy query of an exchange exceeds the threshold. Returns the
- * segment after that exchange, or n if no query exceeds it. chosen[i] receives the expert of
- * segment i. */
+/* Fed-SVT: keep the current expert until the noisy query of an exchange exceeds the threshold. The
+ * query is the expert's loss since it was chosen. Returns the segment that begins with that
+ * exchange, or n if no query exceeds the threshold. decided: 1 if the exchange of segment `from`
+ * has already taken place. chosen[i] receives the expert of segment i. */
 int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchanges, int64_t from,
                       int64_t decided, int64_t n, int64_t d, int64_t *lost, int64_t *chosen)
 {
@@ -193,7 +198,7 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchange
     int64_t first = -NOISES; /* number of the exchange that noise[0] belongs to */
     for (int64_t i = from; i < n; i++) {
         if (exchanges[i] && !(decided && i == from)) {
-            if (!s->spent) {
+            if (!s->spent) { /* a switch is still allowed, so compare */
                 const int64_t number = s->release + 1;
                 if (number - first >= NOISES) {
                     const ff_stream stream = ff_stream_open(
@@ -216,14 +221,14 @@ int64_t ff_sparse_run(ff_sparse *s, const int64_t *sums, const uint8_t *exchange
 
 /* ---- Regret ---------------------------------------------------------------------------------- */
 
-/* Return <open, x> for the losses `open` (d) and weights x (d). If a weight is 1, return the loss
- * of this expert exactly. products: d doubles of scratch. */
-static double inner(const double *restrict open, const double *restrict x, int64_t d,
-                    double *restrict products)
+/* Return <losses, x>, the loss of a decision with weights x (d) for the losses of all experts (d).
+ * If a weight is 1, return the loss of this expert exactly. products: d doubles of scratch. */
+static double weighted_loss(const double *restrict losses, const double *restrict x, int64_t d,
+                            double *restrict products)
 {
     int64_t is_vertex = 0;
     for (int64_t k = 0; k < d; k++) {
-        products[k] = open[k] * x[k];
+        products[k] = losses[k] * x[k];
         is_vertex |= x[k] == 1.0;
     }
     if (!is_vertex)
@@ -231,7 +236,7 @@ static double inner(const double *restrict open, const double *restrict x, int64
     int64_t vertex = 0;
     while (x[vertex] != 1.0)
         vertex++;
-    return open[vertex];
+    return losses[vertex];
 }
 
 /* The arguments of ff_regret_add that describe the segments. */
@@ -250,9 +255,11 @@ FF_INLINE int reaches(const ff_regret *r, const ff_segments *g, int64_t i)
     return r->at < r->count && g->edges[i + 1] == r->checkpoints[r->at];
 }
 
-/* Return the number of segments from i on, at most TOGETHER, that can be added together. Each of
- * them is settled or reaches a checkpoint, only the last one may reach a checkpoint, and their
- * weights are consecutive rows. */
+/* Return the number of segments from i on, at most TOGETHER, whose losses can be added together:
+ * - the losses of each one enter the regret at its end, because settles[.] is 1 or because it ends
+ *   at a checkpoint;
+ * - only the last one may end at a checkpoint;
+ * - if decisions have weights, these are in consecutive rows. */
 static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
 {
     int64_t run = 0;
@@ -269,9 +276,10 @@ static int64_t settled_run(const ff_regret *r, const ff_segments *g, int64_t i)
     return run;
 }
 
-/* Add segments i..i + run - 1: the losses of all experts to r->counts (d), in units, and the losses
- * of the decisions to r->lost. g->decisions[i] is the expert of segment i or, with weights, the row
- * of its weights; the rows of a run are consecutive. */
+/* Add the losses of segments i..i + run - 1 (see settled_run): those of all experts to r->counts
+ * (d), in whole units, and those of the decisions to r->lost. g->decisions[i] is the expert of
+ * segment i or, with weights, the row of its weights; segments i, i + 1, .. have consecutive
+ * rows. */
 static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t run)
 {
     const int64_t d = g->d, *rows = g->sums + i * d;
@@ -299,7 +307,8 @@ static void add_settled(ff_regret *r, const ff_segments *g, int64_t i, int64_t r
     }
 }
 
-/* Add unit times the counts (d) to the totals (d), and set the counts to 0. */
+/* Add the losses in r->counts (d), in whole units, to the losses r->total (d), and set the counts
+ * to 0. unit: value of one unit of loss. */
 static void add_counts(ff_regret *r, double unit, int64_t d)
 {
     for (int64_t k = 0; k < d; k++)
@@ -307,8 +316,11 @@ static void add_counts(ff_regret *r, double unit, int64_t d)
     memset(r->counts, 0, (size_t)d * sizeof *r->counts);
 }
 
-/* Add the losses of n segments. At each checkpoint, store the regret: the loss of the decisions
- * minus the loss of the best expert so far. */
+/* Add the losses of n segments of rounds to the sums r. At each checkpoint, store the regret: the
+ * loss of the decisions minus the loss of the best expert so far. The losses of rounds that are not
+ * settled are in r->open; they enter the sums when a segment with settles[i] = 1 or a checkpoint
+ * settles them. gaps: NULL, or (n) the expected loss of decision i minus that of the best expert
+ * for each client and round; then sums are not read. */
 void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                    const uint8_t *settles, const int64_t *decisions, const double *weights,
                    const double *gaps, int64_t silos, double unit, int64_t n, int64_t d)
@@ -317,7 +329,8 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
     double *restrict total = r->total, *restrict open = r->open;
     memset(r->counts, 0, (size_t)d * sizeof *r->counts);
     for (int64_t i = 0, done = 1; i < n; i += done) {
-        /* Segments that are settled at once, so that no rounds are open before or after them. */
+        /* Number of segments that are added together, because they are settled at their ends and
+         * no earlier rounds are open; 0: add segment i alone. */
         const int64_t run = !gaps && r->rounds == 0 ? settled_run(r, &segments, i) : 0;
         done = run ? run : 1;
         const int reached = reaches(r, &segments, i + done - 1);
@@ -333,7 +346,7 @@ void ff_regret_add(ff_regret *r, const int64_t *sums, const int64_t *edges,
                 r->lost += (double)(silos * r->rounds) * gaps[i];
             else
                 r->lost +=
-                    weights ? inner(open, weights + decisions[i] * d, d, r->products)
+                    weights ? weighted_loss(open, weights + decisions[i] * d, d, r->products)
                             : open[decisions[i]];
             for (int64_t k = 0; !gaps && k < d; k++) {
                 total[k] += open[k];
@@ -366,9 +379,11 @@ static double gradient_change_bound(const ff_walk *w, const double *x, const dou
     return smooth < range ? smooth : range;
 }
 
-/* Compute the gradient estimates (m, d) of all clients for a leaf at x (d) into w->v: at depth 0 if
- * losses are linear, otherwise at every depth from that of the leaf to that of the tree. *v
- * receives their address. Returns FF_OK or a negative status. */
+/* Compute the gradient estimates (m, d) of all clients for a leaf of a tree, at the point x (d). *v
+ * receives their address in w->v. If losses are linear, they are stored at depth 0 of w->v, and
+ * computed for the leaf of depth 0 only, because gradients do not depend on x. Otherwise they are
+ * stored at every depth from that of the leaf to that of the tree. Returns FF_OK or a negative
+ * status. */
 static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t threads,
                              const ff_losses_scratch *scratch, const double *x, const double **v)
 {
@@ -399,9 +414,10 @@ static int64_t estimate_leaf(const ff_walk *w, const ff_leaf *leaf, int64_t thre
     return FF_OK;
 }
 
-/* Perform one exchange for each leaf: average the silos' gradient estimates, add noise, and move x
- * (d) towards the expert with the smallest score (Frank-Wolfe), which is written to targets
- * (count). Returns FF_OK or a negative status. */
+/* Perform one exchange for each of `count` leaves: average the gradient estimates of all clients
+ * (silos), with Laplace noise, and move x (d) towards the expert with the smallest entry of this
+ * average (Frank-Wolfe). targets (count) receives these experts. Returns FF_OK or a negative
+ * status. */
 int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, int64_t release,
                        int64_t threads, const ff_losses_scratch *scratch, double *x,
                        int64_t *targets)
@@ -416,7 +432,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
         const int64_t status = estimate_leaf(w, leaf, threads, scratch, x, &v);
         if (status < 0)
             return status;
-        /* The sum of the clients' estimates, with the silos' noise if they add it. */
+        /* The sum of all silos' estimates. With FF_NOISE_SILOS every silo adds noise to its own. */
         memset(total, 0, (size_t)d * sizeof *total);
         for (int64_t silo = 0; silo < m; silo++) {
             if (w->noise_by == FF_NOISE_SILOS) {
@@ -432,6 +448,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
         }
         for (int64_t k = 0; k < d; k++)
             total[k] /= (double)m;
+        /* With FF_NOISE_SERVER the server adds noise to the sum, once; here it is divided by m. */
         if (w->noise_by == FF_NOISE_SERVER) {
             const ff_stream s =
                 ff_stream_open(w->seed, FF_SCORE_NOISE, replicate, (uint32_t)m, number);
@@ -439,7 +456,7 @@ int64_t ff_walk_leaves(const ff_walk *w, const ff_leaf *leaves, int64_t count, i
             for (int64_t k = 0; k < d; k++)
                 total[k] += leaf->scale / (double)m * w->drawn[k];
         }
-        /* Frank-Wolfe: move x towards the expert with the smallest score. */
+        /* Frank-Wolfe: move x towards the expert with the smallest entry. */
         int64_t best = 0;
         for (int64_t k = 1; k < d; k++)
             best = total[k] < total[best] ? k : best;

@@ -27,8 +27,9 @@ double ff_pairwise(const double *a, int64_t n);
 int64_t ff_follow(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                   int64_t *lost, int64_t *expert, int64_t *chosen);
 
-/* Compute the exponents of Hedge after each exchange: rate times the mean loss for each client of
- * every expert, less that of the best expert. rows: (exchanges, d). */
+/* Compute the exponents of Hedge after each exchange into rows (exchanges, d): for every expert,
+ * rate times the amount by which its loss so far, averaged over the clients, exceeds that of the
+ * best expert. */
 void ff_hedge(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d, int64_t *lost,
               double unit, double silos, double rate, double *rows);
 
@@ -40,8 +41,9 @@ void ff_hedge_exponents(int64_t first, int64_t n, double unit, double silos, dou
  * of every segment. */
 int64_t ff_hedge_spread(const int64_t *sums, int64_t n, int64_t d, const int64_t *lost);
 
-/* Compute the weights of Hedge after each exchange, rows (exchanges, d). table[j] is the
- * exponential for a loss of j units more than the best expert's, for j up to ff_hedge_spread. */
+/* Compute the weights of Hedge after each exchange into rows (exchanges, d). table[j] is the
+ * weight, before rows are divided by their sums, of an expert that has lost j units more than the
+ * best, for j up to ff_hedge_spread. */
 void ff_hedge_weights(const int64_t *sums, const uint8_t *exchanges, int64_t n, int64_t d,
                       int64_t *lost, const double *table, double *rows);
 

@@ -182,8 +182,8 @@ static int are_arms(const ff_actions *actions, const double *w, int64_t d)
     return 1;
 }
 
-/* Compute the model of arms (action a is e_a) from a diagonal W (d, d) and theta (d). bound: as for
- * ff_fixed_make. */
+/* Compute the model of arms (action a is the unit vector e_a) from a diagonal W (d, d) and theta
+ * (d). bound: the norm to which features are clipped when they are learned. */
 static void make_arms(const parts *m, const double *w, const double *theta, double bound)
 {
     for (int64_t a = 0; a < m->n; a++) {
@@ -247,8 +247,9 @@ FF_INLINE void multiply_columns(const float *x, int64_t stride, const double *v,
         STORE(out + column + i * WIDTH, sum[i]);
 }
 
-/* Compute <x_b, v> of actions b = from..np - 1 into out (np); 0 past K. `from` is a multiple of
- * LANES. last_actions (d, LANES): the features of the last K modulo LANES actions, then zeros. */
+/* Compute <x_b, v> of actions b = from..np - 1 into out (np). Entries past the last of the K
+ * actions become 0. `from` is a multiple of LANES. last_actions (d, LANES): the features of the
+ * last K modulo LANES actions, then zeros. */
 static void multiply_actions(const ff_actions *actions, const double *v, int64_t d, int64_t from,
                              const float *last_actions, double *out)
 {
@@ -283,10 +284,10 @@ static int are_equal(const ff_actions *actions, int64_t a, int64_t b, int64_t d)
     return 1;
 }
 
-/* Begin a model: store its sizes, and list the offered actions that it has. An action that repeats
- * an earlier one always has the same score, so it is never chosen, and the model leaves it out.
- * Products of pairs of equal actions may differ by rounding, so a model with such products has all
- * actions. */
+/* Begin a model: store its sizes, and list which of the offered actions it contains. An action that
+ * repeats an earlier one always has the same score, so it is never chosen, and the model leaves it
+ * out. An exception is a model that stores products of pairs of actions. Those of equal actions may
+ * differ by rounding, so it contains all actions. */
 static void begin(double *model, const ff_actions *actions, int64_t d)
 {
     const int64_t count = actions->actions;
@@ -299,7 +300,7 @@ static void begin(double *model, const ff_actions *actions, int64_t d)
             m.offered[a] = (double)a;
         return;
     }
-    /* A hash table of indices, and the list, are in arrays that are computed later. */
+    /* The hash table of indices and the list use the memory of arrays that are computed later. */
     const int64_t slots = 2 * m.np;
     double *table = m.mean, *list = table + slots;
     int64_t different = 0;
@@ -330,7 +331,7 @@ static void make_rows(const parts *m, const ff_actions *actions, const double *w
         fill_inverse(m, w, multiple);
         memset(m->rows, 0, (size_t)(d * m->np) * sizeof(float));
     }
-    /* By pairs: the features of the last K modulo LANES actions, then zeros (multiply_actions). */
+    /* multiply_actions needs the features of the last K modulo LANES actions, then zeros. */
     const int64_t whole = m->n / LANES * LANES;
     for (int64_t j = 0; j < d && m->by_pairs; j++)
         for (int64_t a = whole; a < whole + LANES; a++)
@@ -338,6 +339,7 @@ static void make_rows(const parts *m, const ff_actions *actions, const double *w
                 a < m->n ? ((const float *)actions->x)[j * actions->feature_stride + a] : 0.0f;
     for (int64_t a = 0; a < m->n; a++) {
         ff_features(actions, (int64_t)m->offered[a], d, x);
+        /* z = W x and u = V^{-1} x. */
         whiten(w, multiple, x, d, z, u);
         const double square = ff_dot(x, x, d);
         m->mean[a] = ff_dot(x, theta, d);
@@ -350,7 +352,8 @@ static void make_rows(const parts *m, const ff_actions *actions, const double *w
         m->clipped[a] = ff_clip_norm(x, d, bound);
         if (!m->by_pairs)
             continue;
-        /* x_b' V^{-1} x_a and x_b' V^{-2} x_a. */
+        /* Row a of g, x_b' V^{-1} x_a = <x_b, u>, and row a of h, x_b' V^{-2} x_a. For h, x is
+         * overwritten by V^{-1} u = V^{-2} x_a, unless V is a multiple of I. */
         multiply_actions(actions, u, d, a - a % LANES, last_actions, m->g + a * m->np);
         if (multiple == 0.0) {
             whiten(w, multiple, u, d, z, x);
@@ -500,7 +503,7 @@ FF_INLINE int64_t store_choice(double *model, const parts *m, valued choice)
     return (int64_t)m->offered[choice.action];
 }
 
-/* Return the action with the largest <x, theta> + ranking times the bonus. */
+/* Return the action with the largest sum of <x, theta> and `ranking` times its bonus. */
 int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking)
 {
     const parts m = cut(model);
@@ -509,16 +512,17 @@ int64_t ff_fixed_choose(double *model, double beta, double gamma, double ranking
     return store_choice(model, &m, find_largest(&m, f, ranking, m.rank));
 }
 
-/* Return 1 if the last choice reaches the limit of a sieve with this slack. */
+/* Return 1 if the last choice passes a sieve with this slack because of the limit alone: its mean
+ * plus (2 slack - 1) times its bonus is at least the limit. */
 int ff_fixed_reaches(const double *model, double slack, double limit)
 {
     const parts m = cut((double *)model);
     return m.mean[(int64_t)model[CHOSEN]] + (2.0 * slack - 1.0) * model[BONUS] >= limit;
 }
 
-/* Return the last choice if it passes the sieve, otherwise the best action that does. An action
- * passes if its mean plus 2 slack - 1 times its bonus is at least the limit or the largest
- * score. */
+/* Return the last choice if it passes the sieve, otherwise the best action by the ranking among
+ * those that pass. An action passes if its mean plus (2 slack - 1) times its bonus is at least the
+ * threshold, which is the smaller of the limit and the largest score. */
 int64_t ff_fixed_choose_passing(double *model, double beta, double gamma, const ff_sieve *sieve)
 {
     const parts m = cut(model);
@@ -603,8 +607,8 @@ FF_INLINE void subtract_block(const parts *m, int64_t queued, int64_t k, const i
         }
 }
 
-/* Subtract all queued data points from rows k..k + rows - 1 of g and h, except from entries that
- * are not updated. */
+/* Subtract all queued data points from rows k..k + rows - 1 of g and h, in columns from
+ * k - k % LANES on; earlier columns are never read (read_row). */
 FF_INLINE void subtract_rows(const parts *m, int64_t queued, int64_t k, const int rows)
 {
     for (int64_t j = k - k % LANES; j < m->np; j += LANES) {
@@ -614,7 +618,8 @@ FF_INLINE void subtract_rows(const parts *m, int64_t queued, int64_t k, const in
     }
 }
 
-/* Subtract all queued data points from g and h, except from entries that are not updated. */
+/* Subtract all queued data points from g and h, except from their entries (k, j) with
+ * j < k - k % LANES, which are never read, because g and h are symmetric. */
 static void subtract_queue(const parts *m, int64_t queued)
 {
     int64_t k = 0;
@@ -649,8 +654,8 @@ FF_INLINE void subtract_points(const parts *m, int64_t k, int64_t queued, int64_
     }
 }
 
-/* Compute X V^{-1} x_k and X V^{-2} x_k, (np) each, into z and u: row k of g and of h, less the
- * queued data points. */
+/* Compute X V^{-1} x_k into z and X V^{-2} x_k into u, (np) each, where the rows of X are the
+ * actions: copy row k of g and of h, and subtract the queued data points from these copies. */
 static void read_products(const parts *m, int64_t k, int64_t queued)
 {
     read_row(m->g, m, k, m->z);
@@ -724,9 +729,10 @@ FF_INLINE void update_inverse(const parts *m, int64_t j, const int vectors)
         STORE(m->across + j + v * WIDTH, sum[v]);
 }
 
-/* Learn x = f x_k. Let V be the Gram matrix before that, P = V^{-1}, v = P x, s = 1 + <x, v> and r
- * = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v, q = ||r v||^2 and u =
- * X (P r v - q r v / 2),
+/* Learn x = f x_k, where k is the action that was chosen last, and f the factor of clipping. The
+ * rows of X are the actions. Let V be the Gram matrix before x is learned, P = V^{-1}, v = P x,
+ * s = 1 + <x, v> and r = 1 / sqrt(s). The data point subtracts r v (r v)' from P. With z = X r v,
+ * q = ||r v||^2 and u = X (P r v - q r v / 2),
  *   X P X' loses z z',  X P^2 X' loses z u' + u z',  <x_a, theta> grows by r (y - <x, theta>) z_a.
  * Returns s. In the code, along = r v, half = q / 2, and across = P along - half along. */
 double ff_fixed_observe(double *model, double y)
@@ -738,7 +744,7 @@ double ff_fixed_observe(double *model, double y)
     double s, r;
     m.weight[k] += f * f;
     if (m.arms) {
-        /* An entry v of V becomes v + f^2. */
+        /* V is diagonal, and V_kk becomes V_kk + f^2. */
         s = 1.0 + f * f * m.width[k];
         m.mean[k] += f * m.width[k] / s * residual;
         m.width[k] /= s;
@@ -779,8 +785,8 @@ double ff_fixed_observe(double *model, double y)
     return s;
 }
 
-/* Return -ln ||x||^2_{V^-1} of the action x that was chosen last: ln V_aa if x is unit vector a and
- * V is diagonal. */
+/* Return -ln ||x||^2_{V^-1} of the action x that was chosen last. If x is unit vector a and V is
+ * diagonal, this is ln V_aa. */
 double ff_fixed_log_entry(const double *model)
 {
     return -ff_log(cut((double *)model).width[(int64_t)model[CHOSEN]]);
@@ -805,14 +811,16 @@ void ff_fixed_set_arm(double *model, int64_t a, double mean, double width)
     m.second[a] = width * width;
 }
 
-/* Return 1 if learning the action that was chosen last counts as clipping. */
+/* Return 1 if the features of the action that was chosen last exceed the bound on their norm by
+ * more than rounding, so that learning them counts as clipping (ff_clip_norm). */
 int ff_fixed_is_clipped(const double *model)
 {
     return cut((double *)model).clipped[(int64_t)model[CHOSEN]] != 0.0;
 }
 
-/* Return an upper bound on the largest eigenvalue of V^{-1}. V is computed from its first value, a
- * multiple of I, and the weight of every action. */
+/* Return an upper bound on the largest eigenvalue of V^{-1}. w: the W from which the model was
+ * made. If it is a multiple of I, V was one at that time, and has since grown by weight x x' for
+ * every action x. If it is not, or if K < d, returns INFINITY, except for arms. */
 double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, const double *w,
                              int64_t d, double *scratch)
 {
@@ -822,7 +830,7 @@ double ff_fixed_inverse_norm(const double *model, const ff_actions *actions, con
     const double multiple = ff_multiple_of_identity(w, d);
     if (actions->actions < d || multiple == 0.0)
         return INFINITY;
-    /* Before any data V was a multiple of I. */
+    /* When the model was made, V was I / multiple^2. */
     double *packed = scratch + d * d, *x = packed + ff_packed(d);
     memset(packed, 0, (size_t)ff_packed(d) * sizeof(double));
     for (int64_t i = 0; i < d; i++)

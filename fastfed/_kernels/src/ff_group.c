@@ -76,7 +76,7 @@ FF_INLINE void read_chosen(const ff_group *g, int64_t l, numbers *n)
 }
 
 /* If the best arm by the ranking does not pass the sieve in one of the WIDTH silos from l on,
- * choose in all of them anew among the arms that pass. */
+ * choose in all of them again among the arms that pass. */
 FF_INLINE void test_sieve(ff_group *g, int64_t l, numbers *n)
 {
     const unsigned every = (1u << WIDTH) - 1u;
@@ -146,6 +146,8 @@ void ff_group_round(ff_group *g, const double *uniform, const double *learned, d
         g->root[i] = n.root[l];
         g->width[i] = n.width[l];
     }
+    /* log_det is ln of the largest entry of V. Only the entry V_aa = 1 / width of the chosen arm
+     * has grown, so compare -ln width with the log_det so far. */
     ff_logs(n.width, FF_GROUP, logs);
     for (int64_t l = 0; l < FF_GROUP; l += WIDTH)
         STORE(g->log_det + l, larger(-LOAD(logs + l), LOAD(g->log_det + l)));

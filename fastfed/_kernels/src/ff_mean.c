@@ -9,9 +9,10 @@
 #define SWEEPS 40
 #define RANK 1e-10
 
-/* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0. Rotate rows p
- * and q of Q (`rows`, (d, d)) too; the rows of Q become eigenvectors. t, the tangent of the angle,
- * is the smaller root of t^2 + 2 tau t = 1. */
+/* Rotate rows and columns p < q of the symmetric A (d, d), so that A_pq becomes 0, and rotate rows
+ * p and q of `rows` (d, d) by the same angle. After all rotations the rows are eigenvectors of the
+ * original A. t, the tangent of the angle, is the root of t^2 + 2 tau t = 1 with the smaller
+ * absolute value. */
 static void rotate(double *restrict a, double *restrict rows, int64_t p, int64_t q, int64_t d)
 {
     const double off_diagonal = a[p * d + q];

@@ -35,8 +35,9 @@ FF_INLINE void update_inverse(ff_curve *c, int64_t silo, int64_t round, const do
                                   : ff_inverse_norm(w, d, scratch);
 }
 
-/* Return the sieve of a silo in a round. beta: the radius of the round. The slack of a silo that
- * learns alone changes in every round. */
+/* Return the sieve (ff_scores.h) that a silo uses in a round. beta: the radius of the round. If
+ * each silo learns alone (c->inverses), the slack of its sieve is computed in every round;
+ * otherwise the sieve is that of the last synchronisation. */
 static ff_sieve sieve_of(const ff_curve *c, int64_t silo, int64_t round, double beta, int64_t d)
 {
     ff_sieve sieve = {c->sieve.limit, 1.0, c->sieve.ranking};
@@ -76,8 +77,9 @@ typedef struct {
     ff_sieve sieve;
 } model;
 
-/* Return 1 if the action with these features certainly passes the sieve. largest: an upper bound on
- * all scores. scratch: 2 d doubles. */
+/* Return 1 if the action with features x (d) certainly passes the sieve: its mean plus
+ * (2 slack - 1) times its bonus is above min(limit, the largest score). largest: an upper bound on
+ * all scores, used instead of the largest score. scratch: 2 d doubles. */
 static int passes(const model *m, double largest, const double *x, int64_t d, double *scratch)
 {
     double *z = scratch, *back = scratch + d;
@@ -100,13 +102,15 @@ FF_INLINE int64_t choose_screened(const model *m, const ff_actions *actions, int
     return ff_select(actions, m->w, m->theta, m->beta, m->gamma, d, p->score, p->feature);
 }
 
-/* Return a silo's model of its fixed set, computed anew after a synchronisation. */
+/* Return a silo's model of its fixed set of actions (ff_fixed.h). If the silos have synchronised
+ * since the model was made, it is computed again first. */
 double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
                         const ff_parts *p)
 {
     const int64_t d = run->dimension;
     double *fixed = c->fixed + silo * c->fixed_size;
-    /* In batches of one round silos do not learn, so they share the first silo's W and theta. */
+    /* If silos synchronise after every round, they do not learn between synchronisations. Then all
+     * silos share one W and theta, those in slot 0. */
     const int64_t slot = ff_slot(c, silo);
     if (!ff_fixed_is_of(fixed, c->released))
         ff_fixed_make(fixed, actions, c->w + slot * d * d, c->theta + slot * d,
@@ -114,7 +118,8 @@ double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_a
     return fixed;
 }
 
-/* Return the action that a silo chooses from its fixed set, by its model of the set. */
+/* Return the action that a silo chooses from its fixed set of actions, by its model of this set
+ * (ff_fixed.h). */
 static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                             const ff_actions *actions, const ff_parts *p)
 {
@@ -125,14 +130,15 @@ static int64_t choose_fixed(const ff_run *run, ff_curve *c, int64_t silo, int64_
     int64_t action = ff_fixed_choose(fixed, beta, c->second_bonus, c->sieve.ranking);
     if (c->sieve.ranking < 1.0) {
         update_inverse(c, silo, round, w, fixed, actions, d, p->bound);
-        /* Most choices pass with the least possible slack, so the slack is not computed. */
+        /* Most choices pass the sieve even with the least slack that the silo may have. Only for
+         * the other choices is the actual slack computed (sieve_of). */
         const double least = c->inverses ? c->sieve_growth : c->sieve.slack;
         if (!ff_fixed_reaches(fixed, least, c->sieve.limit)) {
             const ff_sieve sieve = sieve_of(c, silo, round, beta, d);
             action = ff_fixed_choose_passing(fixed, beta, c->second_bonus, &sieve);
         }
     }
-    /* Only sums for a server need the features. */
+    /* The features are needed only for the sums that are sent to a server. */
     if (c->releases)
         ff_features(actions, action, d, p->feature);
     return action;
@@ -154,9 +160,10 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
     }
     int64_t action = -1;
     int needs_slack = m.sieve.slack == FF_SLACK_LATER;
-    /* If V is a multiple of I, computing scores is cheaper than bounding them. */
-    const int identity = c->alike && (c->lazy || round - 1 == c->trigger.last);
-    if (c->bonus_cache.silo && !identity && m.sieve.ranking > 0.0) {
+    /* V is still a multiple of I if it was one at the last synchronisation and has not changed
+     * since. Then computing scores is cheaper than bounding them. */
+    const int is_multiple = c->alike && (c->lazy || round - 1 == c->trigger.last);
+    if (c->bonus_cache.silo && !is_multiple && m.sieve.ranking > 0.0) {
         double largest = 0.0;
         /* Many choices pass with the least possible slack. */
         if (needs_slack)
@@ -169,7 +176,8 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
         if (needs_slack)
             compute_slack(c, &m.sieve, m.w, d, p->bound);
         needs_slack = 0;
-        /* The best action by the ranking nearly always passes. */
+        /* The best action by the ranking nearly always passes the sieve. If that is not certain,
+         * all actions are screened below. */
         if (action >= 0 && largest > -INFINITY && !passes(&m, largest, p->feature, d, p->bound)) {
             p->known.x[0] = NAN;
             action = -1;
@@ -188,8 +196,9 @@ static int64_t choose_uncached(const ff_run *run, ff_curve *c, int64_t silo, int
     return action;
 }
 
-/* Choose the action with the largest score or ranking. A lazy choice depends only on the query and
- * the release, so it is cached for other rounds and silos too. */
+/* Choose the action with the largest score or, with a sieve, the best action by its ranking among
+ * those that pass. The choice of a lazy policy depends only on the query and the release. So
+ * c->chosen keeps it for each query, for later rounds and for all silos. */
 int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                    const ff_actions *actions, const ff_parts *p)
 {
@@ -209,7 +218,7 @@ int64_t ff_policy_choose_confident(const ff_run *run, ff_curve *c, int64_t silo,
     return action;
 }
 
-/* Return the action with the largest score by a user's function, or -1 if the function failed. */
+/* Return the action that a user's score function scores highest, or -1 if the function failed. */
 static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
@@ -226,7 +235,8 @@ static int64_t choose_scored(const ff_run *run, ff_curve *c, int64_t silo, int64
         update_inverse(c, silo, round, w, NULL, NULL, d, p->bound);
         sieve = sieve_of(c, silo, round, beta, d);
     }
-    /* An environment that breaks its promise of arms must not make an index out of range. */
+    /* The environment has declared that its actions are the d unit vectors. With another number
+     * of actions an index could be out of range, so that is a failure. */
     if (c->score_diagonal && actions->actions != d)
         return -1;
     if (c->score_diagonal)
@@ -265,7 +275,8 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         s = ff_observe_whitened(w, theta, p->feature, y, d, p->observe);
     else
         s = ff_observe(w, theta, p->feature, y, d, p->observe);
-    /* det(V + x x') = s det V. The largest entry of a diagonal V can only grow. */
+    /* Update log_dets. With arms it is the logarithm of the largest entry of the diagonal V, which
+     * can only grow. Otherwise it is ln det V, and det(V + x x') = s det V. */
     if (c->radius.arms) {
         const double largest = c->fixed ? ff_fixed_log_entry(c->fixed + silo * c->fixed_size)
                                         : ff_log_volume(&c->radius, w, d);
@@ -276,11 +287,12 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
         ff_bonus_cache_observe(&c->bonus_cache, silo, p->observe + d, s, d);
 }
 
-/* Choose the action of a local round, which may use the silo's raw data. There are three rules. The
- * action has the largest score under the silo's posterior. Or it has the largest such score among
- * the actions that pass the sieve of a model of the silo's raw data (own_sieve_width > 0). Or the
- * smaller of its scores under the shared model and under a model of the raw data is the largest
- * (own_least). */
+/* Choose the action of a local round, which may use the silo's raw data. There are three rules:
+ * - own_least: each action has a score under the shared model and one under a model of the silo's
+ *   raw data; choose the action for which the smaller of the two is largest (ff_select_least);
+ * - own_sieve_width > 0: among the actions that pass the sieve of a model of the raw data, choose
+ *   the one with the largest score under the silo's posterior;
+ * - otherwise: choose the action with the largest score under the silo's posterior. */
 int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo, int64_t round,
                              const ff_actions *actions, const ff_parts *p)
 {
@@ -311,19 +323,23 @@ int64_t ff_policy_believe(const ff_run *run, ff_curve *c, int64_t silo, const ff
                : FF_OK;
 }
 
-/* Set up a silo's model of local rounds before the first round. */
+/* Prepare the models that a silo uses in its local rounds, before the first round. */
 int64_t ff_policy_begin(const ff_run *run, ff_curve *c, int64_t silo, const ff_parts *p)
 {
     const int64_t d = run->dimension;
     double *w = c->own_least ? c->own_w : c->own_sieve_width ? c->local_w : NULL;
-    /* LinUCB's model starts from V = I (and theta = 0). */
+    /* LinUCB's model of the silo's raw data starts from V = I (and theta = 0). It is own_w with
+     * the rule own_least, and local_w if the posterior ranks only actions that pass its sieve. */
     for (int64_t i = 0; w && i < d; i++)
         w[silo * d * d + i * d + i] = 1.0;
+    /* The rule own_least has no posterior. If local rounds come only after all shared rounds, the
+     * posterior is computed after the last release (ff_driver.c). */
     return c->own_least || !ff_mixed(c) ? FF_OK : ff_policy_believe(run, c, silo, p);
 }
 
-/* Add the data point of a round to the silo's raw sums and local model. The posterior is recomputed
- * in rounds 2^k only; in other rounds the point updates its W and theta. Returns a status. */
+/* Add the data point of a round to the silo's raw sums, and to the models that it uses in local
+ * rounds. In rounds 1, 2, 4, 8, .. the posterior is recomputed from the sums; in other rounds the
+ * point updates the W and theta of the posterior. Returns a status. */
 int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t round, int is_local,
                        double y, const ff_parts *p)
 {
@@ -342,7 +358,8 @@ int64_t ff_policy_keep(const ff_run *run, ff_curve *c, int64_t silo, int64_t rou
         double *shared = c->own_shared + silo * ff_statistic(d);
         ff_accumulate(shared + d, shared, p->feature, y, d);
     }
-    /* The posterior begins after the shared rounds. */
+    /* If local rounds come only after all shared rounds, there is no posterior before
+     * the first of them. */
     if (!ff_mixed(c) && !is_local)
         return FF_OK;
     if ((round & (round - 1)) == 0)

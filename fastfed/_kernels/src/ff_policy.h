@@ -30,7 +30,7 @@ FF_INLINE double ff_policy_inverse(const ff_curve *c, int64_t silo, int64_t roun
  * eigenvalues of V^{-1} at the last release. */
 double ff_policy_slack(const ff_curve *c, double inverse, int64_t d);
 
-/* Return a silo's model of its fixed set (ff_fixed.h), which is computed anew after a
+/* Return a silo's model of its fixed set (ff_fixed.h), which is computed again after a
  * synchronisation. */
 double *ff_policy_fixed(const ff_run *run, ff_curve *c, int64_t silo, const ff_actions *actions,
                         const ff_parts *p);

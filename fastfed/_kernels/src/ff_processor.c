@@ -20,8 +20,8 @@ typedef struct {
 } processor;
 
 /* Return the level of this processor, as the psABI of x86-64 defines it, and whether it has AVX-512
- * VNNI. The compilers' own __builtin_cpu_supports knows the levels by name only from gcc 11 and
- * clang 18 on, and needs a library that clang on Windows does not link. */
+ * VNNI. The compilers' own __builtin_cpu_supports knows names of levels only from gcc 11 and clang
+ * 18 on, and needs a library that clang on Windows does not link. */
 static processor detect(void)
 {
     uint32_t a, b, c, d, extended = 0, b7 = 0, c7 = 0;
@@ -33,21 +33,24 @@ static processor detect(void)
         extended = c;
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d))
         b7 = b, c7 = c;
-    /* FMA, MOVBE, OSXSAVE, AVX, F16C; BMI1, AVX2, BMI2; LZCNT; and SSE3 to SSE4.2, POPCNT below. */
+    /* Level 2: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT; LAHF. */
     const uint32_t v2 = HAS(c1, 0) & HAS(c1, 9) & HAS(c1, 13) & HAS(c1, 19) & HAS(c1, 20) &
                         HAS(c1, 23) & HAS(extended, 0);
+    /* Level 3: FMA, MOVBE, OSXSAVE, AVX, F16C; BMI1, AVX2, BMI2; LZCNT. */
     const uint32_t v3 = v2 & HAS(c1, 12) & HAS(c1, 22) & HAS(c1, 27) & HAS(c1, 28) & HAS(c1, 29) &
                         HAS(b7, 3) & HAS(b7, 5) & HAS(b7, 8) & HAS(extended, 5);
-    /* AVX512F, DQ, CD, BW, VL. */
+    /* Level 4: AVX512F, DQ, CD, BW, VL. */
     const uint32_t v4 =
         v3 & HAS(b7, 16) & HAS(b7, 17) & HAS(b7, 28) & HAS(b7, 30) & HAS(b7, 31);
     if (!v3)
         return result;
     const uint64_t saved = saved_registers();
+    /* The registers of SSE and AVX. */
     if ((saved & 0x6) != 0x6)
         return result;
     result.level = FF_LEVEL_V3;
-    /* macOS enables the wide registers when a thread first uses them. */
+    /* The registers of AVX-512, except on macOS, which enables them when a thread first uses
+     * them. */
 #ifndef __APPLE__
     if ((saved & 0xE0) != 0xE0)
         return result;

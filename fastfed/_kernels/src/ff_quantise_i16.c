@@ -18,14 +18,15 @@ enum { MADE = FF_QUANTISED_MADE, BEING_MADE, OFFERED_ONCE };
 /* Up to this dimension rounding changes a length by less than 1 percent. */
 #define LARGEST_DIMENSION 65536
 
-/* Return 1: this file is compiled for processors that have the instructions. */
+/* Return 1: this copy of the file is compiled for AVX2 or AVX-512 VNNI (FF_WIDE). */
 int64_t ff_screen_i16_available(void) { return 1; }
 
 /* Return the number of doubles of scratch for at most `actions` actions. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
-    /* The factor; the actions; three arrays of floats, two in a double, for upper bounds on scores,
-     * bonuses and means (ff_bonus_cache.c); 24 doubles for alignment. */
+    /* A factor and theta in 16 bits; the actions; for every action a float each for upper bounds on
+     * its score, bonus and mean, two floats in a double (ff_bonus_cache.c); 24 doubles for
+     * alignment. */
     return ff_quantised_factor_size(d) + ff_quantised_bytes(d, actions) / 8 +
            3 * LANES / 2 * vectors_of(actions) + 24;
 }
@@ -36,10 +37,10 @@ int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
     return d <= LARGEST_DIMENSION && !actions->is_double && actions->action_stride == 1;
 }
 
-/* Return the number of bytes that K actions take in 16 bits. */
+/* Return the size in bytes of `actions` actions in 16 bits: their norms, then their features in
+ * panels. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
-    /* The panels follow the norms. */
     return vectors_of(actions) * ((int64_t)sizeof(action_norms) + FF_WIDE * pairs_of(d));
 }
 
@@ -170,8 +171,9 @@ FF_INLINE void quantise_panel(const float *restrict x, int64_t stride, int64_t d
     }
 }
 
-/* Round the features of all actions to 16 bits, with one unit for each action. `quantised` receives
- * the norms of all vectors, then the panels. */
+/* Round the features of all actions to multiples of a unit, 16-bit integers. Each action has its
+ * unit. `quantised` receives the norms of all actions, LANES actions (a vector) at a time, then the
+ * panels of features. */
 void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quantised)
 {
     const float *restrict x = (const float *)actions->x;
@@ -191,7 +193,9 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     default:
         measure_many(x, stride, d, actions, norms);
     }
-    /* Lengths and units; the unit is the smallest for which LENGTH_X and LARGEST hold. */
+    /* Until here norms[v].length holds squared lengths, and norms[v].unit the largest absolute
+     * features. The unit is the smallest for which, in units, the length is at most LENGTH_X and
+     * no feature is above LARGEST. */
     for (int64_t v = 0; v < vectors; v++) {
         const f32s root = f32_sqrt(f32_load(norms[v].length));
         const f32s length = f32_add(root, f32_set(0x1p-60f));
@@ -212,8 +216,9 @@ void ff_quantise_i16(const ff_actions *actions, int64_t d, void *restrict quanti
     }
 }
 
-/* Copy a block that will be read later to memory, bypassing the caches. Stores through the caches
- * would first load the memory that is overwritten, and evict data that is needed earlier. */
+/* Copy a block to memory, bypassing the caches, because it will not be read soon. Stores through
+ * the caches would first load the memory that is overwritten, and evict data that is needed
+ * earlier. */
 static void store_past_caches(const char *restrict from, int64_t bytes, char *restrict to)
 {
     for (int64_t i = 0; i < bytes; i += FF_WIDE)
@@ -250,31 +255,32 @@ const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
 }
 
 #else
-/* Return 0: built without these instructions. */
+/* Return 0: this copy of the file is compiled without AVX2 and AVX-512 VNNI (no FF_WIDE), so it has
+ * only stubs. */
 int64_t ff_screen_i16_available(void) { return 0; }
 
-/* Return 0: nothing is screened in 16 bits. */
+/* Stub without AVX2. Return 0: nothing is screened in 16 bits, which takes no scratch. */
 int64_t ff_screen_i16_scratch(int64_t d, int64_t actions)
 {
     (void)d, (void)actions;
     return 0;
 }
 
-/* Return 0: no actions are suitable without these instructions. */
+/* Stub without AVX2. Return 0: no actions can be screened in 16 bits. */
 int64_t ff_screen_i16_fits(const ff_actions *actions, int64_t d)
 {
     (void)actions, (void)d;
     return 0;
 }
 
-/* Return 0: no actions are stored in 16 bits. */
+/* Stub without AVX2. Return 0: no actions are stored in 16 bits. */
 int64_t ff_quantised_bytes(int64_t d, int64_t actions)
 {
     (void)d, (void)actions;
     return 0;
 }
 
-/* Return NULL: there are no actions in 16 bits. */
+/* Stub without AVX2. Return NULL: there are no actions in 16 bits. */
 const void *ff_quantised_block(const ff_quantised_store *store, int64_t q,
                                const ff_actions *actions, int64_t d, void *restrict buffer)
 {

@@ -137,19 +137,24 @@ FF_INLINE double inverse_norm(const double *restrict w)
     return scale * sqrt(sqrt(sqrt(square))) * (1.0 + 1e-9);
 }
 
-/* Compute a model from a statistic, if lambda is near the guess. ff_choose_regularizer tests up to
- * four multiples of full / 8 one after the other. From one release to the next the smallest
- * sufficient multiple seldom changes by more than one. So four tests, and the factors of V for
- * three of these multiples, are computed together, in little more time than one factor. A larger
- * multiple passes whenever a smaller one does, except where the least eigenvalue is within rounding
- * error of the floor; so both ways find the same multiple. */
+/* Compute a model from a statistic and return 1, or return 0 if lambda is not near the guess (see
+ * ff_refresh_small.h).
+ *
+ * lambda is the smallest of the multiples 0, full / 8, .., full that passes a test: it must raise
+ * the least eigenvalue to the floor. ff_choose_regularizer finds it by bisection, up to four tests
+ * one after the other. But from one release to the next it seldom changes by more than full / 8. So
+ * this function tests the last multiple, its two neighbours and the one below them together, and
+ * computes the factor of V for the upper three, in little more time than one factor. If a multiple
+ * passes, so do all larger ones, except where the least eigenvalue is within rounding error of the
+ * floor. So bisection and this function find the same multiple. */
 int ff_refresh_small(const double *restrict statistic, double full, double floor, int64_t step,
                      int64_t d, double *restrict w, double *restrict theta,
                      double *restrict lambda, double *restrict inverse)
 {
     if (d != DIMENSION)
         return 0;
-    /* The tests are of the multiples first, .., first + 3. -1 is too small, 8 large enough. */
+    /* Test the multiples first, .., first + 3 of full / 8. Without a test, a multiple of -1 counts
+     * as too small, and 8 as large enough. */
     const int64_t first = (step < 1 ? 1 : step > 7 ? 7 : step) - 2;
     double tried[4];
     four shift[2], v[ENTRIES][2], inverses[DIMENSION][2];
@@ -172,7 +177,8 @@ int ff_refresh_small(const double *restrict statistic, double full, double floor
     int passed = 0;
     for (int i = 0; i < 4; i++)
         passed |= (first + i == 8 || (floor > 0.0 && first + i >= 0 && is_positive[0][i])) << i;
-    /* The first multiple that passes is number 1, 2 or 3 of the tests, or unknown. */
+    /* Bit i of `passed` is test i. The smallest multiple that passes is that of test 1, 2 or 3. It
+     * is unknown if no test passes, or if test 0 does: then a smaller multiple might pass too. */
     if (passed == 0 || passed & 1)
         return 0;
     const int lane = passed & 2 ? 0 : passed & 4 ? 1 : 2;
@@ -190,7 +196,8 @@ int ff_refresh_small(const double *restrict statistic, double full, double floor
     return 1;
 }
 #else
-/* Return 0: without vector types there is no unrolled code. */
+/* Return 0, so that the caller uses the general functions: this compiler has no vector types, so
+ * there is no unrolled code. */
 int ff_refresh_small(const double *restrict statistic, double full, double floor, int64_t step,
                      int64_t d, double *restrict w, double *restrict theta,
                      double *restrict lambda, double *restrict inverse)

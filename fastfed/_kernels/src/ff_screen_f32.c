@@ -202,7 +202,8 @@ FF_INLINE void pack32(const ff_actions *actions, int64_t first, int64_t d, float
 int64_t ff_screen_f32_scratch(int64_t d, int64_t actions)
 {
     const int64_t padded = (actions + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    /* In floats: upper bounds or means and bonuses, a panel and its W x, [W; theta], W'. */
+    /* Two floats in each double: scores (or rankings) and bonuses of all actions; a panel and its
+     * W x; [W; theta; zeros] and [W'; zeros]. The rest is room for alignment. */
     return padded + SCREEN_PANEL * d + padded_rows(d) * d + 1 + 16;
 }
 
@@ -252,7 +253,8 @@ typedef struct {
     double error;         /* bound on the error of every approximate score */
 } approximation;
 
-/* Compute approximate scores of all actions, or, if has_bonus is 1, rankings and bonuses. */
+/* Compute the approximate scores of all actions. If has_bonus is 1, compute instead their
+ * bonuses and rankings, <x, theta> plus `ranking` times the bonus. */
 static approximation approximate(const ff_actions *actions, const double *restrict w,
                                  const double *restrict theta, double beta, double gamma,
                                  double ranking, int has_bonus, int64_t d,
@@ -260,7 +262,8 @@ static approximation approximate(const ff_actions *actions, const double *restri
 {
     const int64_t count = actions->actions, rows = padded_rows(d);
     const int64_t padded = (count + SCREEN_PANEL - 1) / SCREEN_PANEL * SCREEN_PANEL;
-    /* The scratch: scores or rankings, bonuses, a panel, its W x, [W; theta; zeros], and W'. */
+    /* The scratch: scores or rankings, bonuses, a panel, its W x, [W; theta; zeros] (w32), and
+     * [W'; zeros] (transposed). */
     float *score = (float *)aligned(scratch), *bonus = has_bonus ? score + padded : NULL;
     float *panel = score + (has_bonus ? 2 : 1) * padded;
     float *wx = panel + SCREEN_PANEL * d, *w32 = wx + SCREEN_PANEL * d;
@@ -289,20 +292,24 @@ static approximation approximate(const ff_actions *actions, const double *restri
     return (approximation){score, bonus, all.score, all.rank, error};
 }
 
-/* List the actions that may have the largest score, by scores in float32 with an error bound. */
+/* List the actions that may have the largest score. Scores are computed approximately, in float32,
+ * with a bound on their errors. */
 int64_t ff_screen_f32(const ff_actions *actions, const double *restrict w,
                       const double *restrict theta, double beta, double gamma, int64_t d,
                       double *restrict scratch, int64_t *restrict candidates)
 {
     const int64_t count = actions->actions;
     const approximation all = approximate(actions, w, theta, beta, gamma, 1.0, 0, d, scratch);
-    /* The error of the largest score and that of the action, and 1 percent for rounding. */
+    /* An action may be the best unless its score is below the largest one by more than the errors
+     * of both scores. 1 percent is for rounding. */
     return list_survivors(all.score, (float)(all.largest - 2.02 * all.error), count, candidates);
 }
 
 LIST_PASSING(list_passing_f32, float)
 
-/* List the actions that may be chosen under a sieve, by scores in float32 with an error bound. */
+/* List the actions that may be chosen with a sieve: those that may pass it, and may have the
+ * largest ranking among actions that pass. Rankings and bonuses are computed approximately, in
+ * float32, with a bound on their errors. */
 ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
                               const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -320,7 +327,7 @@ ff_sieved ff_screen_f32_sieve(const ff_actions *actions, const double *restrict 
         const int64_t a = candidates[i];
         result.certain &= all.score[a] + bounds.factor * all.bonus[a] >= bounds.certain;
     }
-    /* Usually the actions of the largest ranking certainly pass. */
+    /* Usually all actions that may have the largest ranking certainly pass the sieve. */
     return result.certain ? result
                           : list_passing_f32(all.score, all.bonus, count, &bounds, candidates);
 }
