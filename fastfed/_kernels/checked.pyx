@@ -116,7 +116,8 @@ cdef object float64 = np.dtype(np.float64), float32 = np.dtype(np.float32)
 cdef object int64 = np.dtype(np.int64), uint8 = np.dtype(np.uint8)
 cdef object empty = np.empty
 
-# The buffers of a call; a kernel has at most five arrays.
+# The buffers that a call holds until it releases them, in the order in which it took them. A kernel
+# has at most five arrays.
 cdef struct held_arrays:
     Py_buffer at[5]
     int count
@@ -197,7 +198,7 @@ cdef inline bint read_rows(held_arrays *held, x, y, int64_t d, double *single,
                            const Py_buffer **features, const double **rewards, int64_t *n) noexcept:
     """Read x (d,) with a number y, which is written to single[0], or x (n, d) with y (n,).
 
-    Return False if they need conversion.
+    Return False if x or y needs conversion.
     """
     cdef const Py_buffer *many_rewards
     cdef const Py_buffer *buffer = input_buffer(held, x)
@@ -218,7 +219,8 @@ cdef inline bint read_rows(held_arrays *held, x, y, int64_t d, double *single,
 # ---- rows ----------------------------------------------------------------------------------------
 
 def rank_one(gram, bias, x, y, bint trusted):
-    """Add rows x to gram (V) and their rewards y to bias. Returns True, or None if arguments need
+    """Add x x' to gram (d, d) and x y to bias (d,), for each of n rows x (n, d) with rewards y
+    (n,), or for one row x (d,) with a number y. Returns True, or None if arguments need
     conversion."""
     cdef held_arrays held
     cdef const Py_buffer *features
@@ -229,6 +231,7 @@ def rank_one(gram, bias, x, y, bint trusted):
     cdef int status = FF_BAD_STATE
     cdef Py_buffer *g = target_buffer(&held, gram)
     cdef Py_buffer *b = target_buffer(&held, bias) if is_square(g) else NULL
+    # If y is an array, its buffer is held.at[3], after gram, bias and x.
     if (b != NULL and is_vector(b, g.shape[0])
             and read_rows(&held, x, y, g.shape[0], &single_reward, &features, &rewards, &n)
             and are_disjoint(g, b) and are_disjoint(g, features) and are_disjoint(b, features)
@@ -243,7 +246,8 @@ def rank_one(gram, bias, x, y, bint trusted):
 
 
 def sherman(inverse, x, bint trusted):
-    """Update the inverse by rows. Returns True, or None if arguments need conversion."""
+    """Update inverse (d, d) from V^{-1} to (V + x x')^{-1}, for x (d,) or for each row of x (n, d).
+    Returns True, or None if arguments need conversion."""
     cdef held_arrays held
     held.count = 0
     cdef int status = FF_BAD_STATE
@@ -260,7 +264,8 @@ def sherman(inverse, x, bint trusted):
 
 
 def update(factor, theta, x, y, bint trusted):
-    """Update factor and theta by rows. Returns True, or None if arguments need conversion."""
+    """Update factor (d, d) and theta (d,) by n data points: rows x (n, d) with rewards y (n,), or
+    one row x (d,) with a number y. Returns True, or None if arguments need conversion."""
     cdef held_arrays held
     cdef const Py_buffer *features
     cdef const double *rewards
@@ -270,6 +275,7 @@ def update(factor, theta, x, y, bint trusted):
     cdef int status = FF_BAD_STATE
     cdef Py_buffer *w = target_buffer(&held, factor)
     cdef Py_buffer *t = target_buffer(&held, theta) if is_square(w) else NULL
+    # If y is an array, its buffer is held.at[3], after factor, theta and x.
     if (t != NULL and is_vector(t, w.shape[0])
             and read_rows(&held, x, y, w.shape[0], &single_reward, &features, &rewards, &n)
             and are_disjoint(w, t) and are_disjoint(w, features) and are_disjoint(t, features)
@@ -292,8 +298,8 @@ cdef object new_array(held_arrays *held, shape, dtype=float64):
 
 
 def factors(V, bint trusted):
-    """Return W of V (d, d), or of each matrix V of a stack (m, d, d); None if V needs
-    conversion."""
+    """Return the inverse factor W (W'W = V^{-1}) of V (d, d), or of each matrix of a stack V
+    (m, d, d); None if V needs conversion."""
     cdef held_arrays held
     held.count = 0
     cdef int status = FF_BAD_STATE
@@ -339,7 +345,7 @@ def solves(factor, u, bint trusted):
 cdef inline bint read_sets(held_arrays *held, actions, ff_sets *sets) noexcept:
     """Describe actions (K, d) or sets (n, K, d), float32 or float64, with any strides, in *sets.
 
-    Return False if they need conversion.
+    Return False if the actions need conversion.
     """
     cdef Py_buffer *x = take_buffer(held, actions, float64, PyBUF_STRIDES)
     cdef int last, i
@@ -362,12 +368,14 @@ cdef inline bint read_sets(held_arrays *held, actions, ff_sets *sets) noexcept:
 
 cdef inline bint read_model(held_arrays *held, factor, theta, const ff_sets *sets,
                             const Py_buffer **w, const Py_buffer **t, int64_t *models) noexcept:
-    """Read a model, or a stack of models. Return False if they need conversion.
+    """Read a model, factor (d, d) and theta (d,), or a stack of m models, (m, d, d) and (m, d).
 
-    The caller checks their number: as many as there are sets, or any number for one set.
+    *w and *t receive the buffers of factor and theta, and *models the number of models. Return
+    False if factor or theta needs conversion. The caller checks the number of models: for several
+    sets there must be one model, or one for each set.
     """
     cdef int64_t d = sets.dimension
-    cdef int stack
+    cdef int stack  # 1 for a stack, where the first axis counts models
     w[0] = input_buffer(held, factor)
     if w[0] == NULL or not 2 <= w[0].ndim <= 3:
         return False
@@ -503,13 +511,16 @@ def gaussians(seed, count, purpose, replicate, silo, index, bint single):
 
 def tree(uint64_t seed, const int64_t[::1] releases, int64_t d, double std, double off_diagonal,
          double diagonal, bint prefixes, int64_t replicate, int64_t silo):
-    """Return the noise of tree nodes or, with ``prefixes``, of prefix sums after these releases:
-    bias (n, d) and covariance (n, d, d). Does not check arguments."""
+    """Return the noise that the tree adds at each of n ``releases`` (n,), in bias (n, d) and
+    covariance (n, d, d). Without ``prefixes`` it is the noise of the node that the release
+    completes, otherwise that of the prefix sum after the release. ``std`` is the standard deviation
+    of the noise in bias. Does not check arguments."""
     cdef int64_t n = releases.shape[0], s = d + d * (d + 1) // 2, row, i, j, end, level
     cdef ff_noise_std stds
     stds.bias, stds.off_diagonal, stds.diagonal = std, off_diagonal, diagonal
     cdef double[:, ::1] bias = empty((n, d))
     cdef double[:, :, ::1] covariance = empty((n, d, d))
+    # Normals; zeros (s); the latest node of each level 0, .., 32 (33, s); the noise to return (s).
     cdef double *drawn = <double *>malloc((ff_noise_capacity(d) + 35 * s) * sizeof(double))
     cdef double *zeros = drawn + ff_noise_capacity(d)
     cdef double *nodes = zeros + s
@@ -523,8 +534,8 @@ def tree(uint64_t seed, const int64_t[::1] releases, int64_t d, double std, doub
             end = releases[row]
             if prefixes:
                 while end:
-                    # Release `end` completes the node of its lowest set bit; the other bits are the
-                    # previous prefix.
+                    # The prefix sum after release `end` is the node that this release completes,
+                    # plus the prefix sum after release end & (end - 1).
                     level = ff_node_level(end)
                     ff_node_normals(seed, replicate, silo, end, d, drawn)
                     ff_add_noise(zeros, drawn, &stds, d, nodes + level * s)

@@ -61,12 +61,14 @@ def bonus_factor(const double[:, ::1] w, double c):
 
 
 def fixed_size(int64_t actions, int64_t d):
-    """Return the number of doubles in a silo's model of a fixed set of at most K = ``actions``."""
+    """Return the number of doubles in a silo's model of a fixed set of at most ``actions`` actions
+    (``src/ff_fixed.h``)."""
     return ff_fixed_size(actions, d)
 
 
 def bonus_cache_size(int64_t d):
-    """Return the number of doubles in a bonus cache: a factor of V^-1 that bounds all bonuses."""
+    """Return the number of doubles in the bounds that a bonus cache makes for one V: a factor in 16
+    bits from which bounds on the bonuses of all actions follow."""
     return ff_bonus_cache_size(d)
 
 
@@ -152,9 +154,9 @@ cdef class Run:
     """One replicate of one or several curves over one environment (see ``src/ff_run.h``).
 
     Each curve is a mapping with the numbers of the plan and the arrays of the state, named as in
-    ff_curve; None leaves a field zero. A run may be a part of a larger run: its silos are ``names``
-    there, and its rounds are those equal to ``phase`` modulo ``stride``. A curve with a trigger
-    must be the only curve.
+    ff_curve; None leaves a field zero. A run may be a part of a larger run: silo i of this run is
+    then silo ``names[i]`` of the larger run, and the rounds of this run are those of the larger run
+    that equal ``phase`` modulo ``stride``. A curve with a trigger must be the only curve.
     """
 
     cdef ff_run c
@@ -205,28 +207,30 @@ cdef class Run:
         self.c.status = <int64_t *>self.zeros(silos, np.int64)
         for i, curve in enumerate(curves):
             self.describe(&self.curves[i], curve)
-            # The caches of silos that learn within a batch expect one data point in each round.
+            # The bonus cache of a silo that learns within a batch relies on one data point in each
+            # round. Rewards that arrive late bring none or several.
             late = curve["arrivals"] is not None and not curve["lazy"]
-            # Cached bounds hold for one W = V^{-1/2}, and silos with their own clocks have several.
+            # Cached bounds are made for the W that all silos adopt at a release. Silos with their
+            # own clocks adopt several.
             clocked = curve["sends"] is not None
             chooses = not curve["random"] and curve["score"] is None and not late and not clocked
             if chooses and curve["fixed"] is None and self.bounds_pay():
                 self.bonus_cache(&self.curves[i], curve["lazy"])
 
     def bonus_bounds(self):
-        """Return the state of the bonus bounds, one tuple of arrays for each curve that has them.
+        """Return the state of the bonus bounds: three arrays for each curve that has a bonus cache.
 
         The first array holds, for each query, one plus the number of releases when its bounds were
-        cached. The second holds, for each silo, the number of factors that it has made since the
-        last release. The third holds, for each silo, the bound on the growth of ||V^{-1} x||, in
-        units of ||W x||.
+        cached; 0: no bounds. The second holds, for each silo, how often it has made new bounds from
+        its W since the last release. The third holds, for each silo, a bound on the growth of
+        ||V^{-1} x|| since its bounds were made, in units of ||W x||.
         """
         cdef ff_bonus_cache *cache
         bounds = []
         for i in range(self.c.curve_count):
             cache = &self.curves[i].bonus_cache
             if cache.silo != NULL:
-                # The upper bits of `made` hold the release.
+                # The version of a query's bounds; its upper bits are one plus the releases.
                 releases = [cache.made[j] >> 30 for j in range(self.environment.queries)]
                 factors = [cache.silo[j].made for j in range(self.c.silos)]
                 moved = [cache.silo[j].moved for j in range(self.c.silos)]
@@ -234,12 +238,16 @@ cdef class Run:
         return bounds
 
     cdef bint bounds_pay(self):
-        """Return whether cached bounds on bonuses save time: for rows of a pool, or for large
-        enough dimensions and sets."""
+        """Return whether cached bounds on bonuses save time.
+
+        They do if a pool stores its actions in 16 bits. Without such a pool they do if dimension
+        and sets are large enough, the features are float32, and the sets change.
+        """
         cdef const ff_environment *c = self.c.environment
         if self.environment.rows:
             return True
-        return not self.environment.fixed and not c.is_double and c.dimension >= 32 and c.actions >= 16
+        return (not self.environment.fixed and not c.is_double and c.dimension >= 32
+                and c.actions >= 16)
 
     cdef void *zeros(self, int64_t count, dtype) except NULL:
         """Return the address of ``count`` zeros, at least one, which live as long as the run. The

@@ -24,8 +24,8 @@ def status_error(status):
         FF_CALLBACK_FAILED: "the environment's function reported a failure",
         FF_NOT_POSITIVE_DEFINITE: "the synchronised statistics are not finite",
         FF_NO_ACTIONS: "the environment's function returned no actions, or more than declared",
-        FF_NOT_FINITE: "the environment's function returned features or rewards that are not finite, "
-                       "or a probability outside [0, 1]",
+        FF_NOT_FINITE: "the environment's function returned features or rewards that are not "
+                       "finite, or a probability outside [0, 1]",
         FF_SCORE_FAILED: "the score function reported a failure, or scores that are not finite",
     }.get(status, f"the environment's function returned status {status}"))
 
@@ -55,7 +55,7 @@ cdef class Environment:
         return self.c.actions
 
     cdef void check_place(self, int64_t silo, int64_t round) except *:
-        """Raise IndexError unless silo and round are valid: they are parts of keys of 32 bits."""
+        """Raise IndexError unless silo and round are valid; random streams use 32 bits of each."""
         cdef int64_t silos = self.silos or 0xffffffff
         if not 0 <= silo < silos:
             raise IndexError(f"silo must be below {silos} and not negative, got {silo}")
@@ -68,7 +68,8 @@ cdef class Environment:
         self.check_place(silo, round)
         cdef object buffer = np.empty(ff_fill_capacity(k, d) + 16,
                                       np.float64 if self.c.is_double else np.float32)
-        cdef uintptr_t address = (<uintptr_t>buffer.__array_interface__["data"][0] + 63) & ~<uintptr_t>63
+        cdef uintptr_t start = buffer.__array_interface__["data"][0]
+        cdef uintptr_t address = (start + 63) & ~<uintptr_t>63
         cdef double[::1] mean = np.empty(k)
         cdef ff_actions view
         cdef void *x = <void *>address
@@ -96,7 +97,9 @@ cdef class Environment:
 cdef class Sphere(Environment):
     """Fresh contexts on a sphere (zhou-chowdhury-2024, Section 6).
 
-    theta (1, d) is for any number of silos; theta (M, d) has one row for each silo.
+    theta (1, d) is for any number of silos; theta (M, d) has one row for each silo. The first
+    ``basis_actions`` (0 or d) actions are fixed. If ``shared`` is true, contexts are the same in
+    every replicate. ``constant`` is the value of the last feature.
     """
 
     cdef ff_sphere state
@@ -117,7 +120,11 @@ cdef class Sphere(Environment):
 
 
 cdef class Gap(Environment):
-    """One best action, with a gap to all others (dubey-pentland-2020, Section 4.4)."""
+    """One best action, with a gap to all others (dubey-pentland-2020, Section 4.4).
+
+    Expected rewards of the best action lie between ``best`` and ``best + width``, those of all
+    others between ``inferior`` and ``inferior + width``.
+    """
 
     cdef ff_gap state
 
@@ -133,7 +140,10 @@ cdef class Gap(Environment):
 
 
 cdef class HardInstance(Environment):
-    """A context with one block of two nonzero coordinates (huang-2023, Appendix E.1)."""
+    """The hard instance of huang-2023, Appendix E.1, with two actions in each round.
+
+    One has two nonzero features, which form one of d/2 blocks; the other is zero.
+    """
 
     cdef ff_hard state
 
@@ -147,7 +157,9 @@ cdef class HardInstance(Environment):
 cdef class QuantisedActions:
     """The actions of a pool in 16 bits. A query is stored when it is offered for the second time.
 
-    Replicates over one pool share it. It is empty if the processor has no screening in 16 bits.
+    Replicates over one pool share this store. Its size is 0 if the processor has no screening in 16
+    bits. The argument ``starts`` has the first row of each query in the pool. The attribute
+    ``starts`` has the first byte of each query in ``buffer``, and ``made`` is 1 for stored queries.
     """
 
     cdef readonly object buffer, starts, made
@@ -210,8 +222,8 @@ cdef class Pool(Environment):
 
     def __init__(self, seed, replicate, values, dimension, feature_major,
                  const double[::1] means, const double[::1] best, const int64_t[::1] starts,
-                 const int64_t[::1] silo_starts, sampling, order, reward, QuantisedActions quantised=None,
-                 Directions directions=None):
+                 const int64_t[::1] silo_starts, sampling, order, reward,
+                 QuantisedActions quantised=None, Directions directions=None):
         cdef uintptr_t address = values.__array_interface__["data"][0]
         cdef const int64_t[::1] shuffled
         self.seed, self.replicate = seed, replicate
@@ -232,6 +244,7 @@ cdef class Pool(Environment):
             self.state.quantised = quantised.store()
             self.queries = starts.shape[0] - 1
             self.rows = starts[self.queries]
+        # Each silo has one query, and its features are float32, feature-major (ff_fixed.h).
         self.fixed = (starts.shape[0] == silo_starts.shape[0] and not self.rows
                       and feature_major and not self.state.is_double)
         self.directions = NULL if directions is None else &directions.c
@@ -272,7 +285,8 @@ IN_FUNCTION = "in the environment's function"
 
 cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t silo,
                          int64_t round, void *x, double *mean) noexcept with gil:
-    """Call a user's Python function (ff_fill); keep its exception if it fails."""
+    """Call a user's Python function on behalf of the C code, which calls this as an ff_fill. Keep
+    the exception of the function if it fails."""
     cdef Called env = <Called>state
     cdef int64_t k = env.c.actions, d = env.c.dimension
     cdef int64_t n
@@ -287,7 +301,8 @@ cdef int64_t call_python(void *state, uint64_t seed, int64_t replicate, int64_t 
         return n
     except BaseException as error:
         error.add_note(f"{IN_FUNCTION} (replicate {replicate}, silo {silo}, round {round})")
-        # Other silos continue to the end of the call; the first failure is reported.
+        # Other silos continue until the present call of the driver ends. Then the first failure is
+        # reported.
         with cython.critical_section(env):
             if env.failure is None:
                 env.failure = error
@@ -314,14 +329,16 @@ cdef class Called(Environment):
 
 def parse_letor(bytes text, int64_t limit, float[:, ::1] values, int32_t[::1] relevance,
                 int64_t[::1] qid):
-    """Read whole lines of learning-to-rank text into arrays with as many rows as it has lines.
+    """Read whole lines of learning-to-rank text into arrays. Each has one row for every line.
 
-    ``values`` holds zeros. Returns (rows, largest index); (None, largest index) if an index is
-    larger than the width of the table; None if the text needs the exact parser, which may refuse
+    The caller fills ``values`` with zeros. ``limit`` is the largest allowed index of a feature.
+    Returns (number of rows read, largest index in the text); (None, largest index) if an index is
+    larger than the width of ``values``; None if the text needs the exact parser, which may refuse
     it.
     """
     cdef const char *data = text
     cdef int64_t size = len(text)
+    # Triples (begin, end, cell of values) of the numbers that Python's float has to round.
     cdef int64_t[::1] hard = np.empty(3 * (size // 6 + 1), np.int64)
     cdef ff_letor_table table
     cdef int status

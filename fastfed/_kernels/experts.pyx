@@ -1,10 +1,10 @@
 # cython: language_level=3
 """Segments of rounds of experts' systems (``src/ff_experts.h``).
 
-Thin wrappers that do not check their arguments. ``sums`` (n, d) are the losses of every expert at
-all clients in n segments of rounds, in whole units. Messages are exchanged before segment i if
-``asks[i]`` is 1. ``lost`` (d,) is what every expert lost before the first segment, and on return
-what it lost before the last segment.
+Thin wrappers that do not check their arguments. ``sums`` (n, d) are the losses of each of d experts
+in n segments of rounds, added up over all clients (silos), in whole multiples of a unit. Messages
+are exchanged before segment i if ``asks[i]`` is 1. ``lost`` (d,) is what every expert lost before
+the first segment, and on return what it lost before the last segment.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -20,7 +20,13 @@ def total(const double[::1] values):
 
 
 def follow(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost, int64_t expert):
-    """Return (the expert of each segment (n,) by follow the leader, number of changes)."""
+    """Follow the leader: return the chosen expert of each segment (n,), and the number of changes.
+
+    ``expert`` is the choice before the first segment. ``sums`` (n, d) are the losses of the d
+    experts in each segment. A segment whose ``asks`` is 1 begins with an exchange, at which the
+    server chooses the expert with the smallest loss so far. ``lost`` (d,): see the top of this
+    file.
+    """
     cdef int64_t n = sums.shape[0], switches
     cdef int64_t[::1] chosen = np.empty(n, np.int64)
     with nogil:
@@ -33,10 +39,11 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
           double silos, double rate, double[:, ::1] rows):
     """Write the exponents of Hedge after each exchange to rows (exchanges, d).
 
-    An exponent is rate times the mean loss for each client of an expert, minus that of the best
-    expert. ``sums`` (segments, d) are the losses of the d experts in each segment of rounds, added
-    up over silos, in multiples of ``unit``. An exchange precedes each segment whose ``asks`` is 1.
-    ``lost`` (d,) are the losses before the first segment, and on return those before the last one.
+    The exponent of an expert is rate (loss - least loss) / silos. Both losses are those before the
+    exchange, added up over silos; the least loss is that of the best expert. ``sums`` (segments, d)
+    are the losses of the d experts in each segment of rounds, added up over silos, in multiples of
+    ``unit``. An exchange precedes each segment whose ``asks`` is 1. ``lost`` (d,) are the losses
+    before the first segment, and on return those before the last one.
     """
     with nogil:
         ff_hedge(&sums[0, 0], &asks[0], sums.shape[0], sums.shape[1], &lost[0], unit, silos, rate,
@@ -44,26 +51,30 @@ def hedge(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost
 
 
 def hedge_exponents(int64_t first, double[::1] exponents, double unit, double silos, double rate):
-    """Write exponents (n,): rate times the loss per client, for losses that exceed that of the best
-    expert by first, first + 1, .. units."""
+    """Write the exponents of Hedge (see `hedge`) to exponents (n,). Entry j is the exponent of an
+    expert whose loss, added up over silos, is first + j units above the best expert's."""
     if exponents.shape[0]:
         with nogil:
             ff_hedge_exponents(first, exponents.shape[0], unit, silos, rate, &exponents[0])
 
 
 def hedge_spread(const int64_t[:, ::1] sums, const int64_t[::1] lost):
-    """Return an upper bound on the loss of any expert minus that of the best expert, in loss units.
+    """Return an upper bound on the loss of any expert minus that of the best expert.
 
-    It holds at the start of every segment of rounds. ``sums`` (segments, experts) are the losses in
-    each segment, and ``lost`` (experts,) are those before the first segment.
+    The bound holds at the start of every segment of rounds. ``sums`` (segments, experts) are the
+    losses in each segment, and ``lost`` (experts,) are those before the first segment. All three
+    are added up over silos, in multiples of one unit.
     """
     return ff_hedge_spread(&sums[0, 0], sums.shape[0], sums.shape[1], &lost[0])
 
 
 def hedge_weights(const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t[::1] lost,
                   const double[::1] table, double[:, ::1] rows):
-    """Write the weights after each exchange to rows (exchanges, d). ``table[j]`` is the exponential
-    for a loss of j units more than the best expert's."""
+    """Write the weights of Hedge after each exchange to rows (exchanges, d).
+
+    ``table[j]`` is the exponential for an expert whose loss is j units above the best expert's.
+    Weights are exponentials divided by their sum. The other arguments are those of `hedge`.
+    """
     with nogil:
         ff_hedge_weights(&sums[0, 0], &asks[0], sums.shape[0], sums.shape[1], &lost[0], &table[0],
                          &rows[0, 0] if rows.shape[0] else NULL)
@@ -79,8 +90,16 @@ def to_weights(double[:, ::1] rows):
 def sparse(seed, replicate, expert, release, spent, unit, before, limit, query_scale,
            const int64_t[:, ::1] sums, const uint8_t[::1] asks, int64_t start, bint decided,
            int64_t[::1] lost, int64_t[::1] chosen):
-    """Return (segment whose query exceeds the threshold, or n; number of exchanges so far).
-    Arguments are the fields of ff_sparse."""
+    """Keep the current expert until the noisy query of an exchange exceeds the threshold.
+
+    Begin at segment ``start``; ``decided`` is true if its exchange has already taken place. Return
+    (stop, exchanges). stop is the segment before which the query exceeds the threshold, or n, the
+    number of segments, if no query does; exchanges is the number of exchanges so far. ``chosen``
+    (n,) receives the expert of the segments from ``start`` to stop - 1. ``sums`` and ``asks``: see
+    the top of this file. If stop is below n, ``lost`` becomes the losses before segment stop,
+    otherwise those before the last segment. The other arguments are the fields of ff_sparse in
+    ``src/ff_experts.h``.
+    """
     cdef ff_sparse s
     cdef int64_t stop
     s.seed, s.replicate, s.expert, s.release, s.spent = seed, replicate, expert, release, spent
@@ -95,8 +114,18 @@ def regret(double lost, double[::1] total, double[::1] open, int64_t rounds, int
            const int64_t[::1] checkpoints, double[::1] found, const int64_t[:, ::1] sums,
            const int64_t[::1] edges, const uint8_t[::1] settles, const int64_t[::1] which,
            const double[:, ::1] weights, const double[::1] gaps, int64_t silos, double unit):
-    """Return (lost, rounds, at) of ff_regret after more segments; weights, gaps or sums may be
-    None."""
+    """Add n segments of rounds to the sums for group regret.
+
+    Return three numbers after these segments: ``lost``, the loss of all decisions; ``rounds``, the
+    number of rounds whose losses are not yet in ``lost`` and ``total``; and ``at``, the number of
+    checkpoints reached. ``total`` and ``open`` (d,), the losses of every expert in rounds that are
+    in ``total`` and in those that are not yet, are updated in place. ``found`` (checkpoints,)
+    receives the regret at each checkpoint. Segment i is rounds edges[i] + 1 .. edges[i + 1], with
+    the decision which[i]: an expert or, unless ``weights`` is None, a row of ``weights``. Open
+    rounds are settled, which moves their losses to ``lost`` and ``total``, if settles[i] is 1 and
+    at checkpoints. ``gaps``, if not None, holds the expected loss of each decision minus that of
+    the best expert, for each client and round; ``sums`` may then be None.
+    """
     cdef ff_regret r
     cdef double[::1] products = np.empty(FF_SEGMENTS_TOGETHER * total.shape[0])
     cdef int64_t[::1] counts = np.empty(total.shape[0], np.int64)

@@ -22,8 +22,9 @@ static double exponential(double x)
 }
 
 /* Write (b' V^-1 b / R^2 - ln det V) / 2 to *half, where V is packed and scale2 is R^2. The log
- * evidence of data is the change of this value when the data enter V and b. w (d, d) receives the
- * factor of V, z (d) is scratch. Returns 0, or 1 if V is not positive definite. */
+ * evidence of data is, up to a constant, the change of this value when the data enter V and b.
+ * w (d, d) receives the factor of V, z (d) is scratch. Returns 0, or 1 if V is not positive
+ * definite. */
 static int half_evidence(const double *v, const double *b, double scale2, int64_t d, double *w,
                          double *z, double *half)
 {
@@ -37,15 +38,16 @@ static int half_evidence(const double *v, const double *b, double scale2, int64_
     return 0;
 }
 
-/* Compute R^2 (P, q) of deviation g of the grid into `out` (s): q, then packed P. The other silos'
- * sums give theta a normal distribution with precision P and mean P^-1 q:
+/* Compute the prior of a silo's theta that belongs to deviation g (ff_belief_model): a normal
+ * distribution with precision P and mean P^-1 q. It follows from the released sums of the other
+ * silos, h (bias) and A (covariance):
  *   Mat = ridge I + R^2 A + spread A^2,  P = A Mat^-1 A + prior I,  q = A Mat^-1 h,
- * where h and A are bias and covariance of `others` (a: A in full, square: A^2 packed). See
- * docs/own-rounds.md, generalised least squares. w, y (d, d), mat (packed) and z (d) are scratch.
- * Returns 0, or 1 if Mat is not finite. */
-static int information(const ff_belief_model *model, int64_t g, const double *a,
-                       const double *square, const double *others, int64_t d, double *w, double *y,
-                       double *mat, double *z, double *out)
+ * where R is the sub-Gaussian scale of rewards; see docs/own-rounds.md, generalised least squares.
+ * `out` (s) receives R^2 q, then R^2 P, packed. others: begins with h; a: A in full; square: A^2,
+ * packed; w, y (d, d), mat (packed) and z (d): scratch. Returns 0, or 1 if Mat is not finite. */
+static int prior_of(const ff_belief_model *model, int64_t g, const double *a,
+                    const double *square, const double *others, int64_t d, double *w, double *y,
+                    double *mat, double *z, double *out)
 {
     double ridge = model->ridge[g];
     for (int tries = 0;; tries++) {
@@ -55,8 +57,8 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
                          (i == j ? ridge : 0.0);
         if (ff_factor(mat, d, w) == 0)
             break;
-        /* Mat is positive definite but for rounding. A larger ridge makes the prior weaker, never
-         * stronger. */
+        /* Without rounding, Mat would be positive definite. A larger ridge makes the prior weaker,
+         * never stronger. */
         ridge *= 2.0;
         if (tries == 200)
             return 1;
@@ -80,8 +82,9 @@ static int information(const ff_belief_model *model, int64_t g, const double *a,
 }
 
 /* Compute W (d, d) and theta (d) of a silo's posterior. For each possible deviation of the silo
- * from the others, the released sums of the others give a prior. Each prior is weighted by how well
- * it predicts the silo's own data. Returns 0, or 1 if a matrix is not finite. */
+ * from the others, the released sums of the others give a prior (prior_of). Each prior is weighted
+ * by how well it predicts the silo's data, the raw sums `local`. Returns 0, or 1 if a matrix is not
+ * finite. */
 int ff_belief(const ff_belief_model *model, const double *others, const double *local, int64_t d,
               double *w, double *theta, double *weights, double *scratch)
 {
@@ -90,7 +93,7 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
     double *mat = square + packed, *priors = mat + packed, *evidence = priors + FF_MAX_GRID * s;
     double *z = evidence + FF_MAX_GRID, *b = z + d, *solve_scratch = b + d;
     double largest = -INFINITY, sum = 0.0;
-    /* A in full, from the packed covariance of the other silos. */
+    /* A, the covariance of the other silos, in full; in `others` it is packed. */
     for (int64_t i = 0, e = 0; i < d; i++)
         for (int64_t j = 0; j <= i; j++, e++)
             a[i * d + j] = a[j * d + i] = others[d + e];
@@ -101,11 +104,11 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
             for (int64_t k = 0; k < d; k++)
                 square[e] += a[i * d + k] * a[k * d + j];
         }
-    /* For each deviation: its prior (P, q), and ln p(silo's data | deviation), which is the change
-     * of half_evidence when the silo's data enter. */
+    /* For each deviation: R^2 q and R^2 P of its prior, and ln p(silo's data | deviation) up to a
+     * constant, which is half_evidence with the silo's data minus half_evidence without them. */
     for (int64_t g = 0; g < model->count; g++) {
         double *prior = priors + g * s, before, after;
-        if (information(model, g, a, square, others, d, factor, y, mat, z, prior))
+        if (prior_of(model, g, a, square, others, d, factor, y, mat, z, prior))
             return 1;
         if (half_evidence(prior + d, prior, model->scale2, d, factor, z, &before))
             return 1;
@@ -125,7 +128,8 @@ int ff_belief(const ff_belief_model *model, const double *others, const double *
         evidence[g] = exponential(evidence[g] - largest);
         sum += evidence[g];
     }
-    /* V and b: the silo's raw sums plus the weighted mean of the priors. */
+    /* V (in `mat`) and b = V theta of the posterior: the silo's raw sums plus the weighted mean of
+     * the priors. */
     memcpy(b, local, (size_t)d * sizeof(double));
     memcpy(mat, local + d, (size_t)packed * sizeof(double));
     for (int64_t g = 0; g < model->count; g++) {

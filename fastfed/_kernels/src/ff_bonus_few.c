@@ -156,16 +156,17 @@ static void largest_directions(const double *restrict m, int64_t count, double h
     }
 }
 
-/* Replace Z by H with H'H = M Z (Z'M Z)^-1 Z'M <= M, the largest such part of M that M Z
- * determines. A row that depends linearly on earlier rows becomes zero. scratch: count d
- * doubles. */
+/* Replace `rows` (count, d), the columns of Z, by the rows of H with
+ *   H'H = M Z (Z'M Z)^-1 Z'M <= M.
+ * Of all matrices M Z S Z'M that are at most M, this is the largest one. A row that depends
+ * linearly on earlier rows becomes zero. scratch: count d doubles. */
 static void largest_part(const double *restrict m, int64_t count, int64_t d, double *restrict rows,
                          double *restrict scratch)
 {
     double c[FF_FEW_ROWS][FF_FEW_ROWS];
     multiply_rows(m, rows, count, d, scratch);
-    /* C = Z'M Z, then its Cholesky factor row by row, whose inverse is applied to the rows of M
-     * Z. */
+    /* First c is Z'M Z. Then it is replaced by its Cholesky factor, row by row, and the inverse of
+     * this factor is applied to Z'M (scratch), which gives H. */
     for (int64_t r = 0; r < count; r++)
         for (int64_t s = 0; s <= r; s++)
             c[r][s] = dot(rows + r * d, scratch + s * d, d);
@@ -226,21 +227,23 @@ static void complement(double *restrict m, double rest, int64_t d)
     }
 }
 
-/* Compute the few rows of H and G, and the scalar `rest`, with R'R <= rest I + H'H - G'G.
+/* Compute the cheap bound of ff_bonus_few.h: H, G and the scalar `rest` with
+ * R'R <= rest I + H'H - G'G. If there is no such bound, the result has no rows.
  *
- * Rounding, u = 2^-53, n = d + rows + 16, T = trace R'R. M is the computed R'R, and differs from
- * R'R by at most n u T in norm. The computed S = rest I + H'H - G'G - M has an error of
- * n u (d rest + ||H||_F^2 + ||G||_F^2 + T). S is factored to show that it is positive definite: the
- * square of its Cholesky factor is within 1.01 n u trace S of S (Higham 2002, Theorem 10.3), and
- * trace S is at most d rest + ||H||_F^2. `rest` is raised by more than three times the sum of these
- * errors. H and G are the rounded values. If there is no such bound, the result has no rows. */
+ * H and G are the values after rounding to 16 bits. Rounding errors of doubles: let u = 2^-53,
+ * n = d + rows + 16, where `rows` counts the rows of H and G, and T = trace R'R. M is the computed
+ * R'R, and differs from R'R by at most n u T in norm. The computed S = rest I + H'H - G'G - M has
+ * an error of n u (d rest + ||H||_F^2 + ||G||_F^2 + T). S is factored to show that it is positive
+ * definite: the square of its Cholesky factor is within 1.01 n u trace S of S (Higham 2002, Theorem
+ * 10.3), and trace S is at most d rest + ||H||_F^2. At last `rest` is raised by more than three
+ * times the sum of these errors. */
 ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *pool, int64_t d,
                                double *restrict m, double *restrict rows,
                                int16_t *restrict entries)
 {
     ff_bonus_few few = {0};
-    /* Whole groups of rows: about d / 10 rows without G, and 2 d / 9 with G. These numbers were
-     * tuned at d = 57, 78 and 135. */
+    /* Whole groups of ROWS (6) rows: about d / 11 rows if there is no G, or about 2 d / 9 rows of H
+     * and G together. These numbers were tuned at d = 57, 78 and 135. */
     const int64_t rows_without_g = groups_up_to((d + 22) / 67, ROWS_WITHOUT_G);
     const int64_t directions = pool ? pool->count : 0;
     const int64_t rows_max = directions + ROWS < FF_FEW_ROWS ? directions + ROWS : FF_FEW_ROWS;
@@ -250,16 +253,20 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
     /* The rows and two products with them must fit into d^2 doubles. */
     if (3 * count > d)
         return few;
+    /* H: directions of large eigenvalues of R'R. */
     const double trace = ff_gram_of_lower(r, d, m);
     double *scratch = rows + count * d, units[FF_FEW_ROWS];
     largest_directions(m, rows_h, BULK * trace / (double)d, d, rows, scratch);
     largest_part(m, rows_h, d, rows, scratch);
     const double h_square = quantise_range(rows, LONGER, 0, rows_h, d, units, entries);
     subtract_gram(m, rows, rows_h, d);
-    const double proven = HIGHER * MARGIN * largest_eigenvalue(m, d, scratch);
-    if (!(proven > 0.0) || !(proven < INFINITY) || !(h_square < INFINITY))
+    /* A first `rest`, slightly above the largest eigenvalue of R'R - H'H. The factorisation below
+     * proves that it suffices. */
+    const double rest = HIGHER * MARGIN * largest_eigenvalue(m, d, scratch);
+    if (!(rest > 0.0) || !(rest < INFINITY) || !(h_square < INFINITY))
         return few;
-    complement(m, proven, d);
+    complement(m, rest, d);
+    /* G: the directions of the pool. */
     double g_square = 0.0;
     if (rows_g) {
         double *g = rows + rows_h * d;
@@ -277,7 +284,7 @@ ff_bonus_few ff_bonus_few_make(const double *restrict r, const ff_directions *po
         few.squares[k] = k < rows_h ? relative * relative : -relative * relative;
     }
     const double n = (double)(d + count + 16);
-    few.rest = proven + 8.0 * n * 0x1p-53 * ((double)d * proven + h_square + g_square + trace);
+    few.rest = rest + 8.0 * n * 0x1p-53 * ((double)d * rest + h_square + g_square + trace);
     few.norm = 1.000001 * sqrt(few.rest + h_square);
     few.rows = count;
     return few;

@@ -9,8 +9,8 @@
 
 /* Rounds whose random numbers are drawn together. */
 #define BLOCK FF_PHILOX_LANES
-/* A round of a group takes about as long as the rounds of this many silos, one by one. */
-#define LEAST 3
+/* Up to this number of silos, simulating each alone takes no longer than a round of a group. */
+#define ONE_BY_ONE_MAX 3
 
 /* The silos of a group, and the random numbers of a block of rounds. */
 typedef struct {
@@ -18,10 +18,10 @@ typedef struct {
     int64_t silos, first_silo; /* number of silos; the first one */
     double uniform[BLOCK][FF_GROUP] FF_ALIGNED;
     double learned[BLOCK][2][FF_GROUP] FF_ALIGNED; /* if users send bits, see ff_group_round */
-    double cap[BLOCK];
+    double cap[BLOCK];         /* C of each round, see ff_group_round */
 } members;
 
-/* Return the number of doubles of scratch: three arrays by arm and silo. */
+/* Return the number of doubles of scratch: three arrays (d, FF_GROUP), and space to align them. */
 int64_t ff_groups_scratch(int64_t d) { return 3 * FF_GROUP * d + 8; }
 
 /* Return 1 if the silos of a curve may be simulated in groups. */
@@ -33,15 +33,16 @@ int ff_groups_suit(const ff_run *run, const ff_curve *c)
     const int is_clipped = c->clip && (c->feature_bound < 1.0 || c->constant > 0.0 ||
                                        c->reward_low > 0.0 || c->reward_high < 1.0 ||
                                        c->reward_centre != 0.0);
-    return run->silos > LEAST && c->fixed && c->radius.arms && c->radius.determinant &&
+    return run->silos > ONE_BY_ONE_MAX && c->fixed && c->radius.arms && c->radius.determinant &&
            is_plain && !is_clipped && c->randomizer != FF_SEND_BITS &&
            (!c->inverses || c->sieve_growth > 0.0) &&
            env->borrow && !env->mean && env->reward_kind == FF_REWARD_BERNOULLI &&
            run->stride == 1 && ff_learns(c);
 }
 
-/* Copy silo l of a group from its model; silos past the last one repeat the first. Returns 0 if the
- * model is not of arms. */
+/* Copy the model of silo l of a group into lane l; lanes past the last silo repeat the first silo.
+ * Returns 0 if the environment fails, if the model is not one of arms (unit vectors as actions and
+ * a diagonal V), or if the square of a width could overflow or underflow. */
 static int read_silo(const ff_run *run, ff_curve *c, members *m, int64_t l, int64_t round,
                      const ff_parts *p)
 {
@@ -60,7 +61,8 @@ static int read_silo(const ff_run *run, ff_curve *c, members *m, int64_t l, int6
         g->mean[i] = mean[a];
         g->width[i] = width[a];
         g->root[i] = sqrt(width[a]);
-        /* The second bonus of an arm is exactly its width, unless the square overflows. */
+        /* ||V^-1 x|| of an arm is its width. ff_fixed.h computes it as the root of width^2, which
+         * is exactly the width unless width^2 overflows or underflows. */
         if (!(width[a] > 1e-150 && width[a] < 1e150))
             return 0;
     }
@@ -72,7 +74,7 @@ static int read_silo(const ff_run *run, ff_curve *c, members *m, int64_t l, int6
     return 1;
 }
 
-/* Copy silo l of a group back to its model. */
+/* Copy lane l of a group back to the model of its silo. */
 static void write_silo(const ff_run *run, ff_curve *c, const members *m, int64_t l)
 {
     const int64_t silo = m->first_silo + l;
@@ -84,8 +86,9 @@ static void write_silo(const ff_run *run, ff_curve *c, const members *m, int64_t
 }
 
 /* Draw the random numbers of rounds round..round + count - 1, count <= BLOCK, into m: the uniforms
- * that decide rewards and, if users send bits, what each reward is learned as. Compute C of each
- * round too (cap), if it is needed. */
+ * that decide rewards and, if users send bits, what each silo learns from a reward of 0 and from a
+ * reward of 1. If the silos have a sieve and never synchronise (c->inverses), also compute `cap`: C
+ * of docs/radius.md in each round. Lanes past the last silo repeat the first silo. */
 static void draw_block(const ff_run *run, const ff_curve *c, members *m, int64_t round,
                        int64_t count, const ff_parts *p)
 {
@@ -121,8 +124,8 @@ static void update_inverses(const ff_run *run, ff_curve *c, members *m, int64_t 
     }
 }
 
-/* Record the actions and rewards of a round, and add its data points to the batches. learned: as
- * for ff_group_round. */
+/* Record the actions and rewards of a round, and add its data points to the batches. learned: what
+ * silos learn from a reward of 0 (FF_GROUP numbers), then from a reward of 1; NULL: the reward. */
 static void keep_round(const ff_run *run, ff_curve *c, const members *m, int64_t round,
                        const double *learned)
 {
@@ -142,8 +145,8 @@ static void keep_round(const ff_run *run, ff_curve *c, const members *m, int64_t
     }
 }
 
-/* Simulate rounds first..last of a group of silos and return 1. Return 0, with no round simulated,
- * if a model is not of arms. */
+/* Simulate rounds first..last of a group of silos and return 1. If read_silo returns 0 for any
+ * silo, simulate no round and return 0. */
 int ff_groups_run(const ff_run *run, ff_curve *c, int64_t group, int64_t first, int64_t last,
                   double *scratch)
 {

@@ -13,8 +13,8 @@ int64_t ff_groups_scratch(int64_t d);
 int ff_groups_suit(const ff_run *run, const ff_curve *c);
 
 /* Simulate rounds first..last of group number `group`, silos FF_GROUP group, FF_GROUP group + 1, ..
- * of a suitable curve. Returns 1, or 0 if no round was simulated because the environment offers no
- * unit vectors. scratch: the thread's. */
+ * of a suitable curve. Returns 1. If the environment offers no unit vectors, or if a model is
+ * otherwise unsuitable, simulates no round and returns 0. scratch: the thread's. */
 int ff_groups_run(const ff_run *run, ff_curve *c, int64_t group, int64_t first, int64_t last,
                   double *scratch);
 

@@ -75,9 +75,10 @@ FF_INLINE const char *parse_decimal(const char *cursor, double *value, int *hard
     return cursor;
 }
 
-/* Read lines "relevance qid:number index:value ... # comment" into a table. Returns
- * FF_LETOR_UNUSUAL at the first unusual line. Numbers for the exact parser are listed in
- * table->hard. */
+/* Read lines "relevance qid:number index:value ... # comment" into a table. At the first line of
+ * another form, or with an index above `limit`, return FF_LETOR_UNUSUAL: only the exact parser in
+ * Python reads or refuses such lines. Values that only the exact parser rounds correctly are listed
+ * in table->hard. */
 int ff_letor_parse(const char *text, int64_t size, int64_t limit, ff_letor_table *table)
 {
     table->rows = table->largest = table->hards = 0;

@@ -174,8 +174,8 @@ FF_INLINE int compute_rows(double *restrict w, int64_t d, int64_t first)
     return 0;
 }
 
-/* Compute U = L' of the packed V into the upper triangle of w (d, d); the lower triangle is
- * undefined. Returns 1 if V is not positive definite, else 0. */
+/* Compute U = L', where V = L L' is packed, into the upper triangle of w (d, d); the lower triangle
+ * is undefined. Returns 1 if V is not positive definite, else 0. */
 static int cholesky(const double *restrict packed, int64_t d, double *restrict w)
 {
     for (int64_t i = 0; i < d; i++)
@@ -185,7 +185,8 @@ static int cholesky(const double *restrict packed, int64_t d, double *restrict w
     for (; d >= BLOCKS_FROM && first + PANEL_ROWS <= d; first += PANEL_ROWS)
         if (compute_rows(w, d, first))
             return 1;
-    /* The remaining rows: subtract each row from all rows below it as soon as it is computed. */
+    /* The remaining rows, from `first` on: subtract from them every row of U above, as soon as that
+     * row is computed. */
     for (int64_t j = 0; j < d; j++) {
         double *restrict row = w + j * d;
         if (j >= first && divide_by_root(row, j, d))
@@ -263,7 +264,7 @@ static int is_diagonal(const double *restrict packed, int64_t d)
     return 1;
 }
 
-/* Compute the inverse factor W (d, d) of the packed V by Cholesky. Returns 1 if V is not positive
+/* Compute the inverse factor W = L^-1 (d, d) of the packed V = L L'. Returns 1 if V is not positive
  * definite, else 0. */
 int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
 {
@@ -277,6 +278,8 @@ int ff_factor(const double *restrict packed, int64_t d, double *restrict w)
         }
         return 0;
     }
+    /* The upper triangle of w becomes L'. Then the lower triangle becomes W, row by row. At last
+     * the entries above the diagonal become zero. */
     if (cholesky(packed, d, w))
         return 1;
     int64_t first = 0;
@@ -381,7 +384,7 @@ void ff_solve(const double *restrict w, const double *restrict u, int64_t d,
             theta[j] += scratch[i] * w[i * d + j];
 }
 
-/* Return ln det V = -2 sum ln W_ii from W (d, d). Chunks are padded by ones to a multiple of 16, so
+/* Return ln det V = -2 sum ln W_ii from W (d, d). Chunks are padded by ones to a multiple of 8, so
  * that the loop of ff_logs has whole vectors only. */
 double ff_log_det(const double *w, int64_t d)
 {
@@ -421,9 +424,10 @@ FF_INLINE void update_columns(double *restrict w, const double *restrict z,
         STORE(partial + first + v * WIDTH, sum[v]);
 }
 
-/* Update W and theta, with z = W x in the first d doubles of the scratch. V + x x' = L (I + z z')
- * L', and the Cholesky factor C of I + z z' has an inverse in closed form. With s_0 = 1 and
- * s_i = s_{i-1} + z_i^2, row i of C^{-1} W is
+/* Update W and theta (may be NULL) by the data point (x, y), with z = W x in the first d doubles of
+ * the scratch. As V = L L' and W = L^{-1}, V + x x' = L (I + z z') L'. So the new W is C^{-1} W for
+ * the Cholesky factor C of I + z z', whose inverse has a closed form. With s_0 = 1,
+ * s_i = s_{i-1} + z_i^2 and row W_i of the old W, i = 1..d, row i of the new W is
  *   sqrt(s_{i-1}/s_i) W_i - z_i / sqrt(s_{i-1} s_i) sum_{k<i} z_k W_k.
  * Returns s_d. */
 static double update_factor(double *restrict w, double *restrict theta, const double *restrict x,
@@ -431,8 +435,9 @@ static double update_factor(double *restrict w, double *restrict theta, const do
 {
     double *restrict z = scratch, *restrict partial = scratch + d;
     memset(partial, 0, (size_t)d * sizeof(double));
-    /* The s_i come first, so that the square roots run as vectors and the rows need not wait for
-     * them. */
+    /* old_weight holds s_{i-1}, then the factor of W_i. sum_weight holds s_i, then the factor of
+     * the sum over k < i. The s_i come first, so that the square roots run as vectors and the rows
+     * need not wait for them. */
     double *restrict old_weight = scratch + 2 * d, *restrict sum_weight = scratch + 3 * d;
     double s = 1.0;
     for (int64_t i = 0; i < d; i++) {
@@ -476,7 +481,7 @@ double ff_observe(double *restrict w, double *restrict theta, const double *rest
     return update_factor(w, theta, x, y, d, scratch);
 }
 
-/* Update W and theta by one data point whose W x is in the scratch already. */
+/* Do the same as ff_observe, if W x is in the first d doubles of the scratch already. */
 double ff_observe_whitened(double *restrict w, double *restrict theta, const double *restrict x,
                         double y, int64_t d, double *restrict scratch)
 {
@@ -640,7 +645,7 @@ int ff_clip_norm(double *restrict x, int64_t d, double bound)
 /* Number of rows of a tile: its sums fill eight registers. A tile has PANEL columns. */
 #define TILE (PANEL / VECTORS)
 
-/* Compute X Y, which is symmetric, into `out`. All matrices are (n, n), aligned, and n is a multiple
+/* Compute X Y, which is symmetric, into `out`. All matrices are (n, n) and aligned; n is a multiple
  * of PANEL. Rows and columns from d on are zero. Entry (i, k) of X is x[i row_step + k
  * column_step]. With `upper`, X is upper triangular. */
 static void symmetric_product(const double *restrict x, int64_t row_step, int64_t column_step,
@@ -663,7 +668,8 @@ static void symmetric_product(const double *restrict x, int64_t row_step, int64_
             for (int r = 0; r < TILE; r++)
                 memcpy(out + (i + r) * n + first, sum[r], sizeof sum[r]);
         }
-    /* Copy the lower triangle to the upper one. The first PANEL rows and columns are complete. */
+    /* Copy the lower triangle to the upper one. The square of the first PANEL rows and columns is
+     * complete already. */
     for (int64_t i = PANEL; i < n; i++)
         for (int64_t j = 0; j < i; j++)
             out[j * n + i] = out[i * n + j];

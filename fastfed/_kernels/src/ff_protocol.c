@@ -25,14 +25,15 @@ void ff_protocol_flush(const ff_run *run, ff_curve *c, int64_t silo, ff_pending 
     pending->count = 0;
 }
 
-/* Add the data point to the sum of every tree node that contains this batch, with fresh random
- * rounding for each node. */
+/* Bits: add the data point (p->feature, y) to the silo's sum for every tree node that contains the
+ * present batch. The point is rounded at random, independently for each node. */
 void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, int64_t round,
                                  double y, const ff_parts *p)
 {
     const int64_t d = run->dimension, s = ff_statistic(d);
     int64_t levels[64] = {0};
-    /* The nodes that contain the present leaf: one without a tree, else a path of the tree. */
+    /* The present batch is a leaf. With a tree, the nodes that contain it are a path of the tree.
+     * Without a tree (FF_ADD), the only node is the batch; after the last release there is none. */
     const int64_t leaf = c->released + 1;
     const int64_t nodes = c->analyzer == FF_ADD ? leaf <= c->releases
                                                 : ff_touched_levels(leaf, c->releases, levels);
@@ -41,18 +42,20 @@ void ff_protocol_accumulate_bits(const ff_run *run, ff_curve *c, int64_t silo, i
     memset(p->point, 0, (size_t)s * sizeof(double));
     ff_accumulate(p->point + d, p->point, p->feature, y, d);
     for (int64_t i = 0; i < nodes; i++) {
-        const int64_t *g = c->bit_levels + 2 * (c->by_release ? leaf - 1 : levels[i]);
+        /* The steps g of ff_round_point: for bias entries, then for covariance entries. */
+        const int64_t *steps = c->bit_levels + 2 * (c->by_release ? leaf - 1 : levels[i]);
         double *sums = c->sums + (silo * c->levels + levels[i]) * s;
         const uint32_t *random = p->random + i * s;
-        ff_round_point(p->point, d, (double)g[0], c->clip, random, sums);
-        ff_round_point(p->point + d, s - d, (double)g[1], c->clip, random + d, sums + d);
+        ff_round_point(p->point, d, (double)steps[0], c->clip, random, sums);
+        ff_round_point(p->point + d, s - d, (double)steps[1], c->clip, random + d, sums + d);
     }
 }
 
-/* Draw the standard normals of the noise of one tree node (or of one draw of other mechanisms) into
- * `normals` (s). owner: the silo that adds the noise, or M for the server. key: number of the node
- * or draw. */
-static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, int64_t key,
+/* Draw the standard normals of one draw of noise into `normals` (s). A tree has one draw for each
+ * node. owner: the silo that adds the noise, or M for the server. key: number of the draw. If
+ * c->drawn_once, the draw is the server's and stands for the sum of all silos' noises. It then
+ * comes from other random streams. */
+static void draw_normals(const ff_run *run, const ff_curve *c, int64_t owner, int64_t key,
                          double *normals)
 {
     if (c->drawn_once)
@@ -61,19 +64,21 @@ static void node_normals(const ff_run *run, const ff_curve *c, int64_t owner, in
         ff_node_normals(run->seed, run->replicate, owner, key, run->dimension, normals);
 }
 
-/* Number of prefixes (a lot) for which the contributions of all earlier draws are summed in one
- * pass. */
+/* Number of prefixes in a lot. The contributions of all earlier draws to the prefixes of a lot are
+ * summed in one pass. */
 #define LOT 8
 
-/* Compute the noise of prefix k for FF_TOEPLITZ and FF_FACTORISED, a weighted sum of draws 1..k,
- * into p->normals (s). Row i of `history` (K, s) holds draw i after it is drawn. Before that, it
- * holds the contribution of the draws of all earlier lots to prefix i. */
+/* Compute the noise of prefix k (the sum of batches 1..k) for FF_TOEPLITZ and FF_FACTORISED, into
+ * p->normals (s): a weighted sum of draws 1..k. `history` has c->releases rows of s numbers. Row
+ * i - 1 holds draw i once it is drawn. Before that, the row holds a part of the noise of prefix i:
+ * the weighted sum of the draws from before i's lot (of LOT prefixes). */
 static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, double *history,
                          int64_t k, const ff_parts *p)
 {
     const int64_t s = ff_statistic(run->dimension), lot_start = (k - 1) / LOT * LOT;
-    /* weights[i step] is the weight of draw i (counted from 0) in prefix k: f[k - 1 - i] or entry
-     * (k - 1, i). The weights of the next prefix begin `next` numbers later. */
+    /* weights[(i - 1) step] is the weight of draw i in prefix k: coefficient k - i of FF_TOEPLITZ
+     * (counted from 0), or entry i of row k of the factor of FF_FACTORISED (counted from 1). The
+     * weights of prefix k + 1 begin `next` numbers later. */
     const int toeplitz = c->release == FF_TOEPLITZ;
     const int64_t next = toeplitz ? 1 : c->releases, step = toeplitz ? -1 : 1;
     const double *weights = c->coefficients + (k - 1) * next;
@@ -83,7 +88,7 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
         ff_begin_weighted(history, lot_start, remaining < LOT ? remaining : LOT, weights, next,
                           step, s);
     }
-    node_normals(run, c, owner, ff_key_of(run, k), p->normals);
+    draw_normals(run, c, owner, ff_key_of(run, k), p->normals);
     for (int64_t j = 0; j < s; j++) {
         const double earlier = own_row[j];
         own_row[j] = p->normals[j];
@@ -93,9 +98,10 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
                     p->normals);
 }
 
-/* Compute the standard normals of the noise in prefix k by the mechanism c->release, into
- * p->normals (s). owner: the silo that adds the noise, or M for the server. slot: the owner's index
- * into c->nodes or c->history. */
+/* Compute the noise of prefix k (the sum of batches 1..k) by the mechanism c->release, into
+ * p->normals (s). The noise is in units of its standard deviations, which add_noise applies. owner:
+ * the silo that adds the noise, or M for the server. slot: the owner's index into c->nodes or
+ * c->history. */
 static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t slot, int64_t k,
                           const ff_parts *p)
 {
@@ -104,9 +110,9 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
         shared_noise(run, c, owner, c->history + slot * c->releases * s, k, p);
         return;
     }
-    /* Update the buffers by a new draw. */
+    /* A new draw updates the buffers. The noise is a weighted sum of the draw and the buffers. */
     if (c->release == FF_BUFFERED) {
-        node_normals(run, c, owner, ff_key_of(run, k), p->normals);
+        draw_normals(run, c, owner, ff_key_of(run, k), p->normals);
         memcpy(p->point, p->normals, (size_t)s * sizeof(double));
         ff_buffered(p->point, c->coefficients, c->buffers, s, c->nodes + slot * c->buffers * s,
                     p->normals);
@@ -116,19 +122,21 @@ static void release_noise(const ff_run *run, ff_curve *c, int64_t owner, int64_t
     /* The noise of prefix k is the sum of the first ff_nested_draws(k) draws. */
     if (c->release == FF_NESTED) {
         for (int64_t i = ff_nested_draws(k - 1) + 1; i <= ff_nested_draws(k); i++) {
-            node_normals(run, c, owner, ff_key_of(run, i), p->normals);
+            draw_normals(run, c, owner, ff_key_of(run, i), p->normals);
             ff_add(estimates, p->normals, s);
         }
         memcpy(p->normals, estimates, (size_t)s * sizeof(double));
         return;
     }
-    /* Honaker's tree: estimate the node that leaf k completes from its own draw and its children's
-     * estimates; the noise of the prefix is a sum of such estimates. */
-    const int64_t level = ff_node_level(k), number = ff_honaker_number(k);
-    node_normals(run, c, owner, ff_key_of(run, number), p->normals);
+    /* Honaker's tree. Leaf k completes one node of each level 0, .., `level`. The estimate of a
+     * node is a weighted mean of two numbers: the node's draw, and the sum of its children's
+     * estimates. The noise of the prefix is a sum of estimates. p->point holds the estimate of one
+     * level after the other. */
+    const int64_t level = ff_node_level(k), leaf_draw = ff_honaker_number(k);
+    draw_normals(run, c, owner, ff_key_of(run, leaf_draw), p->normals);
     memcpy(p->point, p->normals, (size_t)s * sizeof(double));
     for (int64_t j = 1; j <= level; j++) {
-        node_normals(run, c, owner, ff_key_of(run, number + j), p->normals);
+        draw_normals(run, c, owner, ff_key_of(run, leaf_draw + j), p->normals);
         ff_honaker(p->point, p->normals, estimates + (j - 1) * s, j, s);
     }
     memcpy(estimates + level * s, p->point, (size_t)s * sizeof(double));
@@ -162,7 +170,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
     const double scale = c->noise_scale[silo] * (c->release_scale ? c->release_scale[k - 1] : 1.0);
     const ff_noise_std std = {scale * c->noise_std.bias, scale * c->noise_std.off_diagonal,
                               scale * c->noise_std.diagonal};
-    /* The sum of the rounded points plus centred binomial noise. The p-sum restarts from zero. */
+    /* The sum of the rounded points in the node that this batch completes, plus centred binomial
+     * noise. The sum for the next node of this level starts from zero. */
     if (c->randomizer == FF_SEND_BITS) {
         double *sum = c->sums + (silo * c->levels + level) * s;
         const ff_stream stream = ff_stream_open(run->seed, FF_BIT_NOISE,
@@ -191,7 +200,8 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
         release_noise(run, c, ff_name_of(run, silo), silo, k, &p);
         add_noise(c, sum, p.normals, &std, d, message);
     } else {
-        /* The p-sum of the tree node that this batch completes, or a sum of noisy nodes. */
+        /* The p-sum (sum over the batches of a tree node) of the node that this batch completes, or
+         * a sum of noisy p-sums. */
         double *sums = c->sums + silo * c->levels * s, *sum = sums + level * s;
         ff_psum(sums, batch, level, s);
         if (c->randomizer == FF_SEND_NODE) {
@@ -210,11 +220,12 @@ void ff_protocol_report(const ff_run *run, ff_curve *c, int64_t silo, int64_t k,
         }
     }
     memset(batch, 0, (size_t)s * sizeof(double));
-    /* Local rounds start from the total without the silo's contribution, which begin_own
-     * (ff_driver.c) subtracts. Store the contribution: the message if the total is the sum of the
-     * last messages (FF_REPLACE), otherwise the silo's raw sums. If local rounds alternate with
-     * shared ones (ff_mixed), local rounds follow every release, otherwise the last one only. The
-     * rule own_least subtracts nothing. */
+    /* Local rounds, in which a silo shares nothing, start from the total without this silo's
+     * contribution. Store the contribution here; begin_own (ff_driver.c) subtracts it from the
+     * total. It is the message if the total is the sum of the last messages (FF_REPLACE), otherwise
+     * the raw statistic of the silo's shared rounds. Local rounds follow every release if they come
+     * between shared rounds (ff_mixed), otherwise only the last release. The rule own_least uses
+     * the whole total, so it needs no contribution. */
     if (c->share_until && !c->own_least && (ff_mixed(c) || k == c->releases)) {
         const double *raw = (ff_mixed(c) ? c->own_shared : c->own_sums) + silo * s;
         memcpy(c->own_rest + silo * s, c->analyzer == FF_REPLACE ? message : raw,
@@ -266,7 +277,8 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     }
     const int64_t d = run->dimension, s = ff_statistic(d), level = level_of(c, k);
     double *sum = c->messages;
-    /* The sum of the messages in the shuffler's order. */
+    /* Without a shuffler, ff_protocol_add has added up the messages in row 0. With a shuffler, add
+     * them up here in its order, in the row of the first one. */
     if (c->shuffled) {
         const ff_stream stream = ff_stream_open(run->seed, FF_SHUFFLE, (uint32_t)run->replicate,
                                                 0, (uint32_t)ff_key_of(run, k));
@@ -275,11 +287,12 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         for (int64_t i = 1; i < run->silos; i++)
             ff_add(sum, c->messages + c->order[i] * s, s);
     }
-    /* Convert the sum of bits to real units. */
+    /* Bits: convert the sum of ones to the units of the statistic. */
     if (c->randomizer == FF_SEND_BITS)
         ff_multiply(sum, c->unit + (c->by_release ? k - 1 : level) * s, s);
-    /* Convert the number of ones of each arm to the sum of the values of its users' bits.
-     */
+    /* If the sums hold counts (otherwise zero = one = 0): the bias entry of an arm is the number of
+     * its users whose bit is 1, and the diagonal covariance entry is the number of all its users.
+     * Replace the bias entry by a sum over these users: `one` for a bit 1, `zero` for a bit 0. */
     const double zero = c->count_values[0], one = c->count_values[1];
     for (int64_t a = 0; one > zero && a < d; a++)
         sum[a] = zero * sum[d + a * (a + 1) / 2 + a] + (one - zero) * sum[a];
@@ -296,7 +309,7 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
         double *node = c->nodes + level * s;
         if (c->analyzer == FF_NOISY_TREE) {
             const ff_parts p = ff_cut(scratch, run);
-            node_normals(run, c, run->silos, k, p.normals);
+            draw_normals(run, c, run->silos, k, p.normals);
             add_noise(c, sum, p.normals, &c->noise_std, d, node);
         } else {
             memcpy(node, sum, (size_t)s * sizeof(double));
@@ -305,19 +318,22 @@ void ff_protocol_combine(const ff_run *run, ff_curve *c, int64_t k, double *scra
     }
 }
 
-/* Compute W, theta and the radius that all silos use until the next synchronisation, and restart
- * the bonus cache and the trigger. Returns a status. */
+/* Compute W, theta and the radius that all silos use until the next synchronisation, from the
+ * total. Restart the bonus cache and the trigger. Returns a status. */
 int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
 {
     const int64_t d = run->dimension, k = ff_entry(c);
     const ff_parts p = ff_cut(scratch, run);
     const double full_lambda = c->regularizer[k];
     const double floor = c->direct ? c->floor[k] : 0.0;
+    /* V = (lambda + shift) I + covariance. inverse: bound on the largest eigenvalue of V^-1. */
     double lambda = full_lambda, inverse = 0.0, shift = 0.0;
     int slack_later = 0;
+    /* ff_refresh_small returns 0 if its guess of lambda is wrong, if V is not positive definite, or
+     * if d is too large for it. Then the general functions compute the model. */
     if (!ff_refresh_small(c->total, full_lambda, floor, c->lambda_step, d, c->w, c->theta, &lambda,
                           &inverse)) {
-        /* Direct radius: lower lambda as far as the required least eigenvalue permits. */
+        /* Direct radius: lower lambda as far as every eigenvalue of V stays above `floor`. */
         lambda = ff_choose_regularizer(c->total, full_lambda, floor, d, c->w, p.packed);
         shift = ff_refresh(c->total, lambda, d, c->w, c->theta, p.packed);
         if (shift < 0.0)
@@ -329,6 +345,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         if (lambda < full_lambda || (c->widths && !slack_later))
             inverse = ff_inverse_norm(c->w, d, p.bound);
     }
+    /* The guess for the next release: lambda in eighths of full_lambda. */
     c->lambda_step = lambda < full_lambda ? (int64_t)(8.0 * lambda / full_lambda + 0.5) : 8;
     if (c->direct) {
         c->inflation = ff_inflation(full_lambda - lambda, c->floor[k], inverse);
@@ -345,6 +362,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
                                         : 1.0;
     c->alike = ff_multiple_of_identity(c->w, d) != 0.0;
     if (c->bonus_cache.silo) {
+        /* All silos will choose in the rounds after last_end, up to next_end or the horizon. */
         const int64_t last_end = c->trigger.last, next_end = ff_next_end(c);
         const double rounds =
             (double)((next_end < run->horizon ? next_end : run->horizon) - last_end);

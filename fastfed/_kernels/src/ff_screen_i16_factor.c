@@ -31,8 +31,8 @@ FF_INLINE int whole_rows(int64_t n, int64_t d)
 /* Return the largest squared length among `count` <= ROWS rows of n entries (d apart), and add all
  * squared lengths to *sum. whole: see `entries`. The rows share one loop, because short loops cost
  * most at their ends. */
-FF_INLINE double longest(const double *restrict rows, const int count, int64_t n, int64_t d,
-                         int whole, double *restrict sum)
+FF_INLINE double largest_square(const double *restrict rows, const int count, int64_t n, int64_t d,
+                                int whole, double *restrict sum)
 {
     f64s square[ROWS];
     double largest = 0.0;
@@ -75,17 +75,19 @@ FF_INLINE double quantise_rows(const double *restrict rows, const int count, int
     return f64_sum(f64_add(even, odd));
 }
 
-/* Round a row of d numbers to 16 bits, in units of its length / LENGTH. */
+/* Round a row (d) to 16 bits. The value of 1 (the unit) is ||row|| / LENGTH, so the rounded row has
+ * about the length LENGTH. Returns ||row||, the unit, and the length of the rounding errors. */
 quantised_row ff_quantise_row(const double *restrict row, int64_t d, int16_t *restrict to)
 {
     double square = 0.0;
-    longest(row, 1, d, d, 0, &square);
+    largest_square(row, 1, d, d, 0, &square);
+    /* The unit of a row of zeros must not be 0. */
     const double norm = sqrt(square), unit = (norm + 0x1p-500) / LENGTH;
     return (quantised_row){norm, unit, unit * sqrt(quantise_rows(row, 1, d, d, 0, 1.0 / unit, to))};
 }
 
-/* Round W (d, d) and theta (d, or NULL) to 16 bits, into `buffer`, with one unit for each group of
- * rows of W. Returns the units, norms and rounding errors. */
+/* Round W (d, d) and theta (d, or NULL) to 16 bits, into `buffer`, with one unit (value of 1) for
+ * each group of ROWS rows of W. Returns the units, norms and rounding errors. */
 quantised_factor ff_quantise_factor(const double *restrict w, const double *restrict theta,
                                     int64_t d, double *restrict buffer)
 {
@@ -93,14 +95,17 @@ quantised_factor ff_quantise_factor(const double *restrict w, const double *rest
     double *restrict units = buffer;
     float *restrict squares = (float *)(units + groups);
     int16_t *restrict rows = (int16_t *)aligned(units + groups + (groups + 1) / 2);
-    double total = 0.0, diagonal = 0.0, largest = 0.0, lost = 0.0, unit = 0.0;
-    /* All lengths come first, so their square roots run as vectors. */
+    /* total, diagonal, lost: squared Frobenius norms of W, of its diagonal and of the rounding
+     * errors. largest: the largest diagonal entry. */
+    double total = 0.0, diagonal = 0.0, lost = 0.0, largest = 0.0, largest_unit = 0.0;
+    /* First, units[g] is the largest squared length among the rows of group g. All these lengths
+     * come before the units, so their square roots run as vectors. */
     for (int64_t i = 0; i < d; i += ROWS) {
         const int count = d - i < ROWS ? (int)(d - i) : ROWS;
         const int64_t n = i + count;
         const double *group = w + i * d;
-        units[i / ROWS] = whole_rows(n, d) ? longest(group, ROWS, n, d, 1, &total)
-                                           : longest(group, count, n, d, 0, &total);
+        units[i / ROWS] = whole_rows(n, d) ? largest_square(group, ROWS, n, d, 1, &total)
+                                           : largest_square(group, count, n, d, 0, &total);
         for (int64_t r = i; r < n; r++) {
             const double entry = fabs(w[r * d + r]);
             diagonal += entry * entry;
@@ -110,7 +115,7 @@ quantised_factor ff_quantise_factor(const double *restrict w, const double *rest
     for (int64_t g = 0; g < used; g++)
         units[g] = (sqrt(units[g]) + 0x1p-500) * (1.0 / LENGTH);
     for (int64_t g = 0; g < used; g++)
-        unit = units[g] > unit ? units[g] : unit;
+        largest_unit = units[g] > largest_unit ? units[g] : largest_unit;
     for (int64_t i = 0; i < d; i += ROWS) {
         const int count = d - i < ROWS ? (int)(d - i) : ROWS;
         const int64_t n = i + count;
@@ -119,14 +124,14 @@ quantised_factor ff_quantise_factor(const double *restrict w, const double *rest
         lost += group_unit * group_unit *
                 (whole_rows(n, d) ? quantise_rows(group, ROWS, n, d, 1, scale, rows + i * ld)
                                   : quantise_rows(group, count, n, d, 0, scale, rows + i * ld));
-        const float relative = (float)(group_unit / unit);
+        const float relative = (float)(group_unit / largest_unit);
         squares[i / ROWS] = relative * relative;
     }
     if (used < groups)
         squares[used] = 0.0f;
     memset(rows + d * ld, 0, (size_t)((groups * ROWS - d) * ld) * sizeof *rows);
     const quantised_row no_theta = {0.0, 0.0, 0.0};
-    return (quantised_factor){unit,
+    return (quantised_factor){largest_unit,
                               norm_bound(total, diagonal, largest, d),
                               sqrt(total),
                               sqrt(lost),

@@ -2,14 +2,14 @@
 
 #ifdef _WIN32
 
-/* Return FF_WATCH_NONE: there are no watches on this system. */
+/* Return FF_WATCH_NONE: on Windows nothing watches for a blocked Python. */
 int ff_watch_signals(int pipe, int grace, const char *message, size_t size)
 {
     (void)pipe, (void)grace, (void)message, (void)size;
     return FF_WATCH_NONE;
 }
 
-/* Return FF_WATCH_NONE: there are no watches on this system. */
+/* Return FF_WATCH_NONE: on Windows nothing watches whether the owner still runs. */
 int ff_watch_owner(int pipe)
 {
     (void)pipe;

@@ -10,7 +10,7 @@
 /* What the watches return. */
 enum {
     FF_WATCH_CLOSED = 0, /* the pipe has been closed, or 0 was written to it */
-    FF_WATCH_NONE = 1    /* there are no watches on this system */
+    FF_WATCH_NONE = 1    /* there are no watches on this system (Windows) */
 };
 
 /* Read numbers of signals from `pipe`, as Python's signal.set_wakeup_fd writes them, until the pipe
