@@ -1432,6 +1432,13 @@ def test_a_plan_with_an_array_that_can_change_is_verified_each_time(accounts: li
     assert not is_immutable(plan)
 
 
+def test_a_factor_refuses_every_change() -> None:
+    factor = Factor(np.tri(3))
+    with pytest.raises(AttributeError, match="cannot change"):
+        factor.matrix = np.eye(3)
+    assert pickle.loads(pickle.dumps(factor)) == factor
+
+
 def test_plans_that_never_lived_together_are_not_confused(accounts: list[Any]) -> None:
     """Check plans whose identities (addresses) may be equal, one after the other."""
     system = CASES["linucb-jdp"].make()

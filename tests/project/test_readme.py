@@ -82,7 +82,7 @@ def test_the_blocks_of_the_feducb_page_run_in_order(capsys):
     # Noise for a person in all 20 silos has sqrt(20) times the std; without it mu grows as much.
     assert float(printed[2]) == pytest.approx(math.sqrt(20) * float(printed[0]), rel=1e-3)
     epsilon_of_person = gaussian_epsilon(math.sqrt(20) * gaussian_mu(1.0, 1e-6), 1e-6)
-    assert f"give ({epsilon_of_person:.2f}, 1e-6)" in " ".join(FEDUCB.split())
+    assert f"guarantee ({epsilon_of_person:.2f}, 1e-6)" in " ".join(FEDUCB.split())
     # Advanced composition (Dwork et al.) of twenty (1, 1e-6) releases, as the paper states it.
     epsilon_of_paper = math.sqrt(2.0 * 20 * math.log(1e6)) + 20 * (math.e - 1.0)
     assert f"an epsilon of {epsilon_of_paper:.1f} at a delta of 2.1e-5" in " ".join(FEDUCB.split())

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -418,7 +418,6 @@ GRID = 2.0**-24
 SLACK = 1e-9
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Factor:
     """The lower triangular matrix B (K, K) of a factorised release, hashable by its content.
 
@@ -434,16 +433,23 @@ class Factor:
         positive. `encoder` raises it for a matrix that is too ill-conditioned.
     """
 
+    #: A factor never changes (`fastfed.privacy.numbers.is_immutable`).
+    IMMUTABLE: ClassVar = True
+
     matrix: np.ndarray
 
-    def __post_init__(self) -> None:
+    def __init__(self, matrix: object) -> None:
         """Check the matrix, and store a read-only copy."""
-        square = array("factor", self.matrix, ndim=2)
+        square = array("factor", matrix, ndim=2)
         if square.shape[0] != square.shape[1]:
             raise InputError(f"factor must be a square matrix, got shape {square.shape}")
         if np.triu(square, 1).any() or not (np.diag(square) > 0.0).all():
             raise InputError("factor must be lower triangular with a positive diagonal")
         object.__setattr__(self, "matrix", frozen(square))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse every change."""
+        raise AttributeError(f"{name} of a Factor cannot change: make a new Factor")
 
     def __reduce__(self) -> tuple[type[Factor], tuple[np.ndarray]]:
         """Pickle only the matrix, which is checked and frozen again when it is loaded."""
