@@ -15,7 +15,10 @@ from fastfed._kernels.headers cimport *
 # ---- sums, trees and noise -----------------------------------------------------------------------
 
 def node_level(int64_t k):
-    """Return the level of the tree node that release k >= 1 completes: index of its lowest 1."""
+    """Return the level of the largest tree node that release k >= 1 completes.
+
+    It is the index of the lowest 1 in the binary representation of k.
+    """
     return ff_node_level(k)
 
 
@@ -27,7 +30,10 @@ def touched_levels(int64_t leaf, int64_t releases):
 
 
 def psum(double[:, ::1] sums, const double[::1] leaf, int64_t level):
-    """Set sums[level], in place, to the p-sum of the tree node that this leaf completes."""
+    """Set sums[level], in place, to the sum over all leaves of the node that this leaf completes.
+
+    level: the level of the node. Its sum (p-sum) is sums[0] + ... + sums[level - 1] + leaf.
+    """
     ff_psum(&sums[0, 0], &leaf[0], level, leaf.shape[0])
 
 
@@ -52,7 +58,11 @@ def scale(const double[::1] statistic, double factor):
 
 def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d, double bias,
               double off_diagonal, double diagonal):
-    """Return a statistic plus noise: its standard deviations times the normals."""
+    """Return a statistic plus noise: in each entry, a standard normal times a standard deviation.
+
+    bias, off_diagonal, diagonal: the standard deviations of the noise of bias entries, and of
+    off-diagonal and diagonal covariance entries.
+    """
     cdef ff_noise_std std
     std.bias, std.off_diagonal, std.diagonal = bias, off_diagonal, diagonal
     cdef double[::1] out = np.empty(statistic.shape[0])
@@ -62,8 +72,11 @@ def add_noise(const double[::1] statistic, const double[::1] normals, int64_t d,
 
 def round_noisy(const double[::1] values, const double[::1] noise, const double[::1] std,
                 const double[::1] grid, double error):
-    """Return values + std noise, rounded to the grid, and a list of the entries whose rounding is
-    not certain."""
+    """Return values + std noise, rounded to multiples of grid, and a list of doubtful entries.
+
+    Each entry of noise has an error of at most ``error``. The list has the indices of the entries
+    for which this error may change the rounding.
+    """
     cdef int64_t s = values.shape[0]
     cdef double[::1] out = np.empty(s)
     cdef uint8_t[::1] doubtful = np.empty(s, dtype=np.uint8)
@@ -77,20 +90,29 @@ def round_noisy(const double[::1] values, const double[::1] noise, const double[
 
 def honaker(double[::1] estimate, const double[::1] node, const double[::1] sibling,
             int64_t level):
-    """Replace ``estimate``, the estimate of one child, by Honaker's estimate of a node, in place.
+    """Compute Honaker's estimate of the noise of a node from its draw and its children's estimates.
 
-    node: the noise of the node; sibling: the estimate of the other child.
+    estimate: the estimate of one child, replaced by that of the node; sibling: the estimate of the
+    other child; node: the draw of the node; level: the level of the node, at least 1.
     """
     ff_honaker(&estimate[0], &node[0], &sibling[0], level, estimate.shape[0])
 
 
 def honaker_number(int64_t k):
-    """Return the number of the level-0 node that Honaker's tree releases at k."""
+    """Return the number of leaf k, the node of level 0 that release k adds to Honaker's tree.
+
+    Nodes are numbered from 1 in the order in which they are completed; the node of level j that
+    release k completes has the number of leaf k plus j.
+    """
     return ff_honaker_number(k)
 
 
 def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1] buffers):
-    """Return the noise of the next prefix (s,) from buffers (q, s), which are updated."""
+    """Return the noise of the next prefix (s,) from its new draw z (s,) and buffers (q, s).
+
+    Each buffer is updated to its decay times itself plus z. The noise is w_0 z plus the weighted
+    sum of the updated buffers. coefficients: w_0, then decay and weight of each buffer.
+    """
     cdef double[::1] out = np.empty(z.shape[0])
     ff_buffered(&z[0], &coefficients[0], coefficients.shape[0] // 2, z.shape[0],
                 &buffers[0, 0] if buffers.shape[0] else NULL, &out[0])
@@ -98,7 +120,11 @@ def buffered(const double[::1] z, const double[::1] coefficients, double[:, ::1]
 
 
 def buffered_column(const double[::1] coefficients, int64_t n):
-    """Return the first n coefficients of 1 / ((1 - x) b(x)), b the power series of `buffered`."""
+    """Return the first n coefficients of the power series 1 / ((1 - x) b(x)).
+
+    b has the coefficients b_j for which `buffered`, with the same ``coefficients``, returns
+    sum_j b_j z_(k - j) at prefix k, where z_k is the draw of prefix k.
+    """
     cdef double[::1] out = np.empty(max(1, n)), state = np.empty(max(1, coefficients.shape[0]))
     ff_buffered_column(&coefficients[0], coefficients.shape[0] // 2, n, &state[0], &out[0])
     return np.asarray(out)[:n]
@@ -123,7 +149,10 @@ def weighted_sum(const double[:, ::1] rows, const double[::1] weights):
 
 def round_point(const double[::1] point, double g, bint clamped, const uint32_t[::1] random,
                 double[::1] sums):
-    """Round a point's entries at random to fixed point, subtract g, and add them to sums."""
+    """For each entry x of a point, round (x + 1) g at random and add the result minus g to sums.
+
+    The result is a whole number, in 0..2g if ``clamped``.
+    """
     ff_round_point(&point[0], point.shape[0], g, clamped, &random[0], &sums[0])
 
 

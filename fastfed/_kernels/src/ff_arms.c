@@ -36,11 +36,12 @@ double ff_arms_observe(double *restrict w, double *restrict theta, const double 
 /* Return the number of doubles of scratch that ff_arms_scored needs. */
 int64_t ff_arms_scratch(int64_t d) { return 4 * d; }
 
-/* Return the arm with the largest score among the arms that pass the sieve (NULL: all), and write
- * its unit vector to x (d). `score` is a function such as those of ff_draws.h. Returns -1 if it
- * fails. w (d, d) is diagonal and holds the roots of the entries of V^-1; theta (d): estimates. An
- * arm passes if its estimate plus 2 slack - 1 times its bonus (`reached`) is at least the limit of
- * the sieve or the largest score. */
+/* Among the arms that pass the sieve, return the one with the largest score, and write its unit
+ * vector to x (d). `score` is a function that computes scores, such as those of ff_draws.h. Returns
+ * -1 if the function fails. w (d, d) is diagonal and holds the roots of the entries of V^-1; theta
+ * (d): estimates. With U = estimate + bonus, an arm passes if its estimate + (2 slack - 1) bonus
+ * (`reached`) is at least min(limit of the sieve, largest U). If sieve is NULL, every arm
+ * passes. */
 int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double *restrict w,
                        const double *restrict theta, double beta, double gamma,
                        const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -48,7 +49,7 @@ int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double
 {
     double *scores = scratch, *roots = scratch + d, *estimates = scratch + 2 * d,
            *reached = scratch + 3 * d;
-    double largest = -INFINITY;
+    double largest_u = -INFINITY;
     const double sieve_factor = sieve ? 2.0 * sieve->slack - 1.0 : 0.0;
     const double ranking = sieve ? sieve->ranking : 1.0;
     for (int64_t a = 0; a < d; a++) {
@@ -57,12 +58,12 @@ int64_t ff_arms_scored(ff_score score, uint64_t key, int64_t round, const double
         roots[a] = root;
         estimates[a] = theta[a];
         reached[a] = theta[a] + sieve_factor * bonus;
-        largest = theta[a] + bonus > largest ? theta[a] + bonus : largest;
+        largest_u = theta[a] + bonus > largest_u ? theta[a] + bonus : largest_u;
     }
     if (score(NULL, key, round, d, d, NULL, roots, estimates, ranking * beta, ranking * gamma,
               scores) != d)
         return -1;
-    const double threshold = sieve && sieve->limit < largest ? sieve->limit : largest;
+    const double threshold = sieve && sieve->limit < largest_u ? sieve->limit : largest_u;
     int64_t chosen = -1;
     for (int64_t a = 0; a < d; a++) {
         if (!isfinite(scores[a]))

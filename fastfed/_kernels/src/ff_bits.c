@@ -87,7 +87,7 @@ static double deviance(double x, double mean, double excess)
     return sum;
 }
 
-/* Return ln of the probability of k = n / 4 + excess, minus a constant that depends on n only. */
+/* Return ln P(Bin(n, 1/4) = k), minus a constant that depends on n only. excess: k - n / 4. */
 static double log_pmf(int64_t k, int64_t n, double excess)
 {
     const double x = (double)k, y = (double)(n - k), all = (double)n;

@@ -5,7 +5,7 @@
 
 /* Symbols: W (d, d) is the inverse factor of V (ff_linalg.h). Of an action x, a = ||W x|| and
  * b = ||V^-1 x||. Its bonus beta a + gamma b is at most a multiple of ||R x|| for the triangular
- * factor R (ff_bonus_factor.h). K is the number of actions. */
+ * factor R (ff_bonus_factor.h), and ||R x||^2 = a^2 + c b^2. K is the number of actions. */
 
 /* Number of vectors that QUAD integers fill, and number of groups of rows that are multiplied by
  * them together. With fewer sums, additions would wait for each other; more sums would not fit into
@@ -16,15 +16,17 @@
 /* Return the number of doubles in the rows of the cheap bounds, with space for alignment. */
 FF_INLINE int64_t few_size(int64_t d) { return FF_FEW_ROWS * row_of(d) / 4 + 8; }
 
-/* Return the number of doubles of an ff_bonus_bounds, including the rows in 16 bits. */
+/* Return the number of doubles of an ff_bonus_bounds, including the rows that follow it in memory:
+ * R in 16 bits, and the rows of the cheap bounds. */
 int64_t ff_bonus_bounds_size(int64_t d)
 {
     return (int64_t)(sizeof(ff_bonus_bounds) / sizeof(double)) + 1 + ff_quantised_factor_size(d) +
            few_size(d);
 }
 
-/* Compute R from W (d, d) and quantise it, then compute the cheap bounds if `cheap` is 1. Returns 0
- * if there is no R, else 1. */
+/* Compute the factor R of ff_bonus_factor.h from W (d, d), and R in 16 bits. If `cheap` is 1, also
+ * compute the rows of the cheap bounds on ||R x|| (ff_bonus_few.h). Returns 0 if there is no R,
+ * else 1. */
 int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
                          const double *restrict sample, int64_t samples, int cheap,
                          const ff_directions *pool, int64_t d, double *scratch,
@@ -32,7 +34,7 @@ int ff_bonus_bounds_make(const double *restrict w, double beta, double gamma,
 {
     const double *r = w;
     bounds->model = (ff_bonus_factor){0.0, 0.0, 0.0};
-    /* With a second bonus: R of both bonuses. Without one, R is W. */
+    /* With a second bonus gamma b, R is the factor for both bonuses. Without one, R is W. */
     if (gamma != 0.0) {
         const double c = ff_bonus_factor_weight(w, beta, gamma, sample, samples, d, scratch);
         if (c > 0.0 && c < INFINITY)
@@ -101,8 +103,15 @@ FF_INLINE error_terms error_terms_of(const ff_bonus_bounds *bounds, int64_t d)
                          (float)(1.01 * (m->lost / m->unit + m->norm / m->unit))};
 }
 
-/* Compute an upper bound on ||R x|| for every action into bound (K), one panel of actions at a
- * time. */
+/* Return the number of vectors of actions in the panel that begins with vector `first` of
+ * `vectors`: PANEL_VECTORS, or 2 if the last panel is shorter. */
+FF_INLINE int64_t width_of_panel(int64_t vectors, int64_t first)
+{
+    return vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+}
+
+/* For every action x, compute an upper bound on ||R x|| into bound (K), in units of R in 16 bits,
+ * one panel of actions at a time. */
 void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                   float *restrict bound)
 {
@@ -113,7 +122,7 @@ void ff_bound_all(const ff_bonus_bounds *bounds, const ff_actions *actions, int6
     const error_terms s = error_terms_of(bounds, d);
     for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const i32s *panel = panels + first * pairs_of(d);
-        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        const int64_t width = width_of_panel(vectors, first);
         f32s square[PANEL_VECTORS];
         squares_i16(m, d, panel, width, actions, square);
         for (int64_t v = first; v < first + width; v++) {
@@ -134,12 +143,14 @@ FF_INLINE float slack_of(int64_t d)
     return (float)(1.01 * g);
 }
 
-/* Compute an upper bound on ||R x|| for every action into bound (K), by the few rows of H and G
- * (ff_bonus_few.h).
+/* For every action x, compute a cheap upper bound on ||R x|| into bound (K), in units of R in 16
+ * bits, from the products of x with the few rows of H and G: by the theorem in ff_bonus_few.h,
+ *   ||R x||^2 <= rest ||x||^2 + ||H x||^2 - ||G x||^2.
  *
- * Theorem: in 16 bits x is y, ||x - y|| <= lost, so ||R x|| <= ||R y|| + ||R||_2 lost, and
- * ||y|| <= ||x|| + lost. Sums in float32 have an error of at most `rounding` times their largest
- * possible value, which is below norm^2 (||x|| + lost)^2. */
+ * Proof for actions in 16 bits: let y be x in 16 bits, with ||x - y|| <= lost. The theorem bounds
+ * ||R y||. Then ||R x|| <= ||R y|| + ||R||_2 lost, and ||y|| <= ||x|| + lost. Sums in float32 have
+ * an error of at most `rounding` times their largest possible value, which is below
+ * norm^2 (||x|| + lost)^2, where norm = few.norm is at least ||R||_2. */
 void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, int64_t d,
                      float *restrict bound)
 {
@@ -155,11 +166,11 @@ void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, i
     const f32s rest_square =
         f32_set((float)(square_of * (few->rest + rounding * few->norm * few->norm)));
     const f32s unit_square = f32_set((float)(square_of * few->unit * few->unit));
-    const f32s lost = f32_set((float)(unit * few->norm));
+    const f32s norm_of_r = f32_set((float)(unit * few->norm));
     const f32s slope = f32_set(s.slope), slack = f32_set(s.slack * 1.000001f);
     for (int64_t first = 0; first < vectors; first += PANEL_VECTORS) {
         const i32s *panel = panels + first * pairs;
-        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        const int64_t width = width_of_panel(vectors, first);
         f32s square[PANEL_VECTORS];
         i32s acc[ROWS][PANEL_VECTORS];
         for (int v = 0; v < PANEL_VECTORS; v++)
@@ -179,14 +190,16 @@ void ff_bound_by_few(const ff_bonus_bounds *bounds, const ff_actions *actions, i
             }
         }
         for (int64_t v = first; v < first + width; v++) {
-            const f32s length = f32_load(norms[v].length), error = f32_load(norms[v].lost);
-            const f32s x = f32_add(length, error), y = f32_load(norms[v].unit);
-            const f32s products = f32_mul(f32_mul(f32_mul(square[v - first], y), y), unit_square);
+            const f32s length = f32_load(norms[v].length), lost = f32_load(norms[v].lost);
+            const f32s most = f32_add(length, lost), scale = f32_load(norms[v].unit);
+            /* ||H y||^2 - ||G y||^2. */
+            const f32s products =
+                f32_mul(f32_mul(f32_mul(square[v - first], scale), scale), unit_square);
             const f32s square_bound =
-                f32_fma(f32_mul(x, x), rest_square, f32_nan_if_infinite(products));
+                f32_fma(f32_mul(most, most), rest_square, f32_nan_if_infinite(products));
             /* NaN stays NaN; with the arguments of max exchanged it would not. */
             const f32s root = f32_sqrt(f32_max(f32_set(0.0f), square_bound));
-            const f32s norm = f32_mul(f32_fma(error, lost, root), slack);
+            const f32s norm = f32_mul(f32_fma(lost, norm_of_r, root), slack);
             f32_store_left(bound + LANES * v, count - LANES * v, f32_fma(length, slope, norm));
         }
     }
@@ -216,7 +229,7 @@ static void gather(const ff_actions *actions, const int64_t *restrict indices, i
     memset(gathered, 0, (size_t)(QUAD * quads_of(d)) * sizeof(int32_t));
     for (int64_t a = 0; a < n; a++) {
         const int64_t v = indices[a] / LANES, first = v - v % PANEL_VECTORS;
-        const int64_t width = vectors - first < PANEL_VECTORS ? 2 : PANEL_VECTORS;
+        const int64_t width = width_of_panel(vectors, first);
         const int32_t *source =
             (const int32_t *)(panels + first * pairs + v - first) + indices[a] % LANES;
         int32_t *target = gathered + 2 * a;
@@ -257,10 +270,11 @@ FF_INLINE void add_squares(i32s (*restrict sum)[QUAD_VECTORS], float unit, f32s 
     }
 }
 
-/* Compute ||R x|| of the gathered actions into width (GATHERED), in units of the factor and of the
- * actions, as squares_i16 does for panels. m: R. */
-static void widths_of(const quantised_factor *m, const ff_actions *actions,
-                      const int32_t *restrict gathered, int64_t d, float *restrict width)
+/* Compute ||R x|| of the gathered actions into norm (GATHERED), as squares_i16 does for panels. The
+ * numbers in 16 bits are multiplied as integers, so each norm is in units of R times the unit of
+ * its action. m: R in 16 bits. */
+static void norms_of_gathered(const quantised_factor *m, const ff_actions *actions,
+                              const int32_t *restrict gathered, int64_t d, float *restrict norm)
 {
     const int64_t ld = row_of(d), groups = (d + ROWS - 1) / ROWS, quads = quads_of(d);
     f32s square[QUAD_VECTORS];
@@ -269,8 +283,8 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
     for (int64_t g = 0; g < groups; g += GROUPS) {
         const int16_t *rows = m->rows + g * ROWS * ld;
         const int more = GROUPS > 1 && g + 1 < groups;
-        /* Entries of a row past the last column of its group are undefined, except within a group
-         * of four. */
+        /* R is lower triangular, so the rows of group g end at column (g + 1) ROWS - 1. Later
+         * entries are undefined, but those in the same quad (four columns) are 0. */
         const int64_t end = quads_of((g + 1) * ROWS), group_quads = end < quads ? end : quads;
         const int64_t next_quads = more ? quads_of((g + 2) * ROWS) : 0,
                       last = next_quads < quads ? next_quads : quads;
@@ -300,11 +314,12 @@ static void widths_of(const quantised_factor *m, const ff_actions *actions,
     for (int v = 0; v < QUAD_VECTORS; v++)
         f32_store(squares + LANES * v, square[v]);
     for (int a = 0; a < GATHERED; a++)
-        width[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
+        norm[a] = sqrtf(squares[2 * a] + squares[2 * a + 1]);
 }
 
-/* Compute upper bounds on ||R x|| by R for the n actions in `indices`, into their entries of bound
- * (K). A minus sign marks a bound by R. */
+/* For the n actions x that are listed in `indices`, compute upper bounds on ||R x|| from R in 16
+ * bits, and store each in the action's entry of bound (K). A minus sign distinguishes these bounds
+ * by R from cheap bounds. */
 void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
                      const int64_t *restrict indices, int64_t n, int64_t d,
                      double *restrict scratch, float *restrict bound)
@@ -312,14 +327,14 @@ void ff_bound_listed(const ff_bonus_bounds *bounds, const ff_actions *actions,
     const action_norms *norms = (const action_norms *)actions->quantised;
     int32_t *gathered = (int32_t *)aligned(scratch);
     gather(actions, indices, n, d, gathered);
-    float width[GATHERED];
-    widths_of(&bounds->factor, actions, gathered, d, width);
+    float norm[GATHERED];
+    norms_of_gathered(&bounds->factor, actions, gathered, d, norm);
     const error_terms s = error_terms_of(bounds, d);
     for (int64_t i = 0; i < n; i++) {
         const action_norms *norms_a = norms + indices[i] / LANES;
         const int64_t lane = indices[i] % LANES;
-        const float norm = width[i] * norms_a->unit[lane];
-        bound[indices[i]] = -(norm * s.slack +
+        const float norm_x = norm[i] * norms_a->unit[lane];
+        bound[indices[i]] = -(norm_x * s.slack +
                             (norms_a->length[lane] * s.slope + norms_a->lost[lane] * s.slope_lost));
     }
 }
@@ -334,9 +349,9 @@ FF_INLINE unsigned missing_from(const float *restrict upper, const float *restri
            f32_at_least(f32_load_some(in, bound + first), f32_set(0.0f));
 }
 
-/* Compute bounds on ||R x|| by R for at most GATHERED actions: those that have only a cheap bound
- * and, among these, the largest upper bounds on scores. top: the largest entry of `upper`. Returns
- * their number. */
+/* Among the actions that have only a cheap bound on ||R x||, choose those with the largest upper
+ * bounds on scores, at most GATHERED, and compute their bounds from R. upper (K): the upper bounds
+ * on scores; top: the largest of them. Returns the number of actions chosen. */
 int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const float *restrict upper, float top, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -347,8 +362,8 @@ int64_t ff_bound_largest(const ff_bonus_bounds *bounds, const ff_actions *action
     for (int64_t first = 0; first < count; first += LANES)
         least = f32_min_some(lanes_of(count - first), least, f32_load(upper + first));
     float low = f32_least(least), high = top;
-    /* Bisect for a threshold that GATHERED actions pass: bounding one action takes as long as
-     * bounding GATHERED. */
+    /* Bisect for a threshold on upper bounds that GATHERED actions reach, or one less: the bounds
+     * of GATHERED actions take as long to compute as that of one action. */
     for (int i = 0; i < 10; i++) {
         const float middle = 0.5f * (low + high);
         const f32s from = f32_set(middle);
@@ -416,9 +431,10 @@ FF_INLINE void bound_means(const i32s *panel, const int16_t *restrict row, int64
     }
 }
 
-/* Compute an upper bound on <x, theta> for every action from products of 16-bit numbers, into
- * upper: K entries, and others up to whole vectors. row, t: theta in 16 bits; factor: a bonus is at
- * most factor ||R x||. */
+/* Compute an upper bound on <x, theta> for every action x into `upper`, from products of 16-bit
+ * numbers. `upper` has K entries, rounded up to whole vectors. row: theta in 16 bits; t: its unit,
+ * length and error. The bounds also cover the rounding error of a bonus of at most factor ||R x||,
+ * except for the part slack_of(d) of the bonus. */
 void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quantised_row t,
                     double factor, int64_t d, float *restrict upper)
 {
@@ -433,8 +449,9 @@ void ff_bound_means(const ff_actions *actions, const int16_t *restrict row, quan
         bound_means(panels + v * pairs, row, pairs, 2, m, norms + v, upper + LANES * v);
 }
 
-/* Compute upper bounds on the scores of all actions into `upper`: bound on the mean plus `factor`
- * times the bound on ||R x||. Returns the largest. */
+/* Compute upper bounds on the scores of all actions into `upper`: the upper bound on the mean plus
+ * `factor` times the upper bound on ||R x||. mean (K): the bounds on means; bound (K): those on
+ * ||R x||, in units of R in 16 bits, negative if by R. Returns the largest bound on a score. */
 float ff_bound_scores(const ff_bonus_bounds *bounds, const float *restrict mean,
                       const float *restrict bound, double factor, int64_t count, int64_t d,
                       float *restrict upper)
@@ -471,8 +488,8 @@ int64_t ff_not_below(const float *restrict upper, float least, int64_t count,
 }
 
 /* Compute bounds on ||R x|| from R for those of the n actions in `indices` that have only a cheap
- * bound, which is >= 0. If there are more than `limit` such actions, compute nothing. Returns the
- * number of such actions. */
+ * bound: their entry of `bound` is >= 0. If there are more than `limit` such actions, compute
+ * nothing. Returns the number of such actions. */
 int64_t ff_bound_missing(const ff_bonus_bounds *bounds, const ff_actions *actions,
                          const int64_t *restrict indices, int64_t n, int64_t limit, int64_t d,
                          double *restrict scratch, float *restrict bound)
@@ -506,12 +523,14 @@ FF_INLINE double least_norm(const ff_bonus_bounds *bounds, const action_norms *r
     return bounds->factor.unit * (magnitude - 2.0 * added);
 }
 
-/* Return a lower bound on the score of an action, given its mean and a = ||W x|| in float64.
+/* Return a lower bound on the score mean + beta a + gamma b of an action, given its mean and its
+ * present a = ||W x|| in float64. V is at most `grown` times the V that R was computed from. Since
+ * then b = ||V^-1 x|| has changed by at most `moved` times the a of that time.
  *
- * Proof. Since R was computed, a has fallen by at most the factor sqrt(grown) and rounding of W. So
- * the present a gives an upper bound a_then on the a of that time. With r^2 = a^2 + c b^2, the
- * lower bound on the r of that time gives a lower bound on the b of that time. Since then b has
- * fallen by at most moved a_then and rounding. */
+ * Proof. When R was computed, a was at most sqrt(grown) times the present a, plus rounding of W:
+ * this is a_then. At that time r = ||R x|| was sqrt(a^2 + c b^2), so a lower bound on r and the
+ * upper bound a_then on a give a lower bound on b. Since then b has fallen by at most moved a_then
+ * and rounding. */
 float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                              int64_t action, float bound, double mean, double a, double error,
                              double beta, double gamma, double moved, double grown, int64_t d)
@@ -535,24 +554,29 @@ float ff_score_at_least_with(const ff_bonus_bounds *bounds, const action_norms *
     return ff_float_below(least);
 }
 
-/* Return a lower bound on the score of an action, from its bound on r = ||R x||.
+/* Return a lower bound on the score mean + beta a + gamma b of an action, from its upper bounds on
+ * the mean and on r = ||R x||. Here a = ||W x|| and b = ||V^-1 x||. V is at most `grown` times the
+ * V that R was computed from. Since then b has changed by at most `moved` times the a of that time.
  *
- * Proof. Write a = r cos p and sqrt(c) b = r sin p with r = ||R x||. A bonus `first` a + gamma b
- * with first > 0 equals F r cos(p - p*), where F^2 = first^2 + gamma^2 / c and tan p* = gamma /
- * (sqrt(c) first). By Cauchy-Schwarz a^2 = x'V^-1 x <= ||x|| b, so q cos^2 p <= sin p for q =
- * sqrt(c) r / ||x||. So p lies between the angle at which equality holds and a right angle, and
- * cos(p - p*) is smallest at one of these two angles. Without a second bonus the cosine is 1.
+ * Proof while V is that of R. r^2 = a^2 + c b^2, so a = r cos p and sqrt(c) b = r sin p for an
+ * angle p. With `first` = beta, the bonus first a + gamma b equals F r cos(p - p*), where F^2 =
+ * first^2 + gamma^2 / c and tan p* = gamma / (sqrt(c) first). By Cauchy-Schwarz a^2 = x'V^-1 x <=
+ * ||x|| b, so q cos^2 p <= sin p for q = sqrt(c) r / ||x||. So p lies between the angle at which
+ * equality holds and a right angle, and cos(p - p*) is smallest at one of these two angles. Without
+ * a second bonus the cosine is 1.
  *
- * A data point with x'V^-1 x = s - 1 adds at most (s - 1) V to V, so a^2 falls to no less than
- * a^2 / s, and to no less than a^2 / grown in all. b falls by at most the bound on its growth,
- * moved a, because the bound in ff_bonus_cache_observe is on the absolute change. So
- * first = beta / sqrt(grown) - gamma moved. The factor 0.999999 covers the rounding of `grown`,
- * MOST_POINTS (d + 8) u. Rounding of W changes a by at most `drift` ||x||, and b by 2.01 ||W||_F
- * times that (see error_terms). Twice that is subtracted, because b moves by `moved` times the a
- * that includes rounding.
+ * Proof for a V that has grown. A data point x with x'V^-1 x = s - 1 adds at most (s - 1) V to V,
+ * so the a^2 of every action falls to no less than a^2 / s, and to no less than a^2 / grown in all.
+ * b falls by at most moved a, because ff_bonus_cache_observe bounds the absolute change of b. So
+ * the bonus is at least first a + gamma b with first = beta / sqrt(grown) - gamma moved and the a
+ * and b of the V of R. The proof above holds for this `first` too if it is above 0. The factor
+ * 0.999999 covers the rounding error of `grown`, MOST_POINTS (d + 8) u. Rounding of W changes a by
+ * at most drift_of() ||x||, and b by 2.01 ||W||_F times as much (see error_terms). `drift` is the
+ * change of the bonus. Twice `drift` is subtracted, because b moves by `moved` times the a that
+ * includes rounding.
  *
- * The bound on the mean exceeds the mean by at most twice the error terms added to it. The error of
- * the exact score is that of `interval_of` in ff_bonus_scores.c. */
+ * The upper bound on the mean exceeds the mean by at most twice the error terms added to it. The
+ * error of the exact score is that of `interval_of` in ff_bonus_scores.c. */
 float ff_score_at_least(const ff_bonus_bounds *bounds, const action_norms *restrict norms,
                         int64_t action, float upper_mean, float bound,
                         const double *restrict theta, double beta, double gamma, double moved,

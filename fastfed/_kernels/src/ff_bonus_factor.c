@@ -16,12 +16,16 @@
 
 /* Compute R with R'R = W'W + c (W'W)^2, and a bound `lost` on its rounding error.
  *
- * Proof of `lost`: rounding, u = 2^-53, n = d + 2, F = ||W||_F^2 and G = F + c F^2. In any order,
- * fused or not, the computed A of W'W has an error of n u F in norm; its square has an error of n u
- * F^2 and, through A, 2 n u F^2; so Q = A + c A^2 has 4 n u G. R'R differs from the computed Q by n
- * u ||R||_F^2 <= 1.01 n u G (Higham 2002, Theorem 10.3). So R'R has an error of at most 6 n u G,
- * and ||R x|| has an error of at most sqrt(6 n u G) ||x||. `lost` has the factor 16 instead of 6:
- * this also covers terms of second order in u and the rounding of G. */
+ * Proof of `lost`. Let u = 2^-53, n = d + 2, F = ||W||_F^2, G = F + c F^2, A = W'W and
+ * Q = A + c A^2. Errors are upper bounds in norm; they hold for any order of the sums, with or
+ * without fused instructions.
+ * - The computed A has an error of n u F.
+ * - The computed A^2 has an error of n u F^2 from the product and 2 n u F^2 from the error of A.
+ * - So the computed Q has an error of 4 n u G.
+ * - R'R differs from the computed Q by n u ||R||_F^2 <= 1.01 n u G (Higham 2002, Theorem 10.3).
+ * So R'R has an error of at most 6 n u G, and ||R x|| has an error of at most sqrt(6 n u G) ||x||.
+ * `lost` has the factor 16 instead of 6: this also covers terms of second order in u and the
+ * rounding of G. */
 ff_bonus_factor ff_bonus_factor_make(const double *restrict w, double c, int64_t d,
                                      double *restrict inverse, double *restrict r)
 {
@@ -145,8 +149,9 @@ ff_squares ff_squares_of(const double *restrict w, const double *restrict x, int
     return square;
 }
 
-/* Return c = gamma a / (beta b), for which the bound on a bonus is exact, with a^2 and b^2 summed
- * over the actions x (count, d). */
+/* Return c = gamma a / (beta b), where a^2 and b^2 are the sums of ||W x||^2 and ||W'W x||^2 over
+ * the actions x (count, d). For an action with this ratio a / b, the bound of ff_bonus_factor.h
+ * equals the bonus. If all a are 0, the d unit vectors are used as actions. */
 double ff_bonus_factor_weight(const double *restrict w, double beta, double gamma,
                               const double *restrict x, int64_t count, int64_t d,
                               double *restrict scratch)

@@ -51,7 +51,8 @@ FF_INLINE const uint32_t *masks_of(const ff_coins *c, int64_t row, int64_t w)
 }
 
 /* Return coins that are 1 with probabilities chance[k] / 2^31 for each expert k < d, and write
- * their masks. */
+ * their masks: for each bit of the string of a group, its part of the rows SURE, BITS + p and
+ * OPEN + p. */
 ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
 {
     const int64_t size = group_size(experts), stride = plane_stride(experts);
@@ -59,10 +60,12 @@ ff_coins ff_coins_make(const uint32_t *chance, int64_t experts, uint64_t *masks)
     memset(masks, 0, (size_t)ff_coins_masks(experts) * sizeof *masks);
     for (int64_t bit = 0; bit < size * experts; bit++) {
         const uint32_t c = chance[bit % experts], mask = 1u << bit % 32;
+        /* The word with this bit in row SURE = 0; it is the same word of every other row. */
         uint32_t *word = (uint32_t *)masks + bit % BLOCK_BITS / 32 * stride + bit / BLOCK_BITS;
         word[SURE * WORDS * stride] |= c >> FF_CHANCE_BITS ? mask : 0;
         for (int p = 0; p < FF_CHANCE_BITS; p++) {
-            /* The bits of the chance in plane p and later planes. */
+            /* The bits of the chance that plane p and later planes are compared with, plane p's
+             * first (highest). */
             const uint32_t from_here = c << (32 - FF_CHANCE_BITS) << p;
             word[(BITS + p) * WORDS * stride] |= from_here >> 31 ? mask : 0;
             word[(OPEN + p) * WORDS * stride] |= from_here ? mask : 0;
@@ -97,9 +100,10 @@ typedef uint16_t counts_of_rounds;
 #define DECIDE(ones, open, random, bits, later)                                                    \
     ((ones) |= (open) & (bits) & ~(random), (open) &= ~((bits) ^ (random)) & (later))
 
-/* Draw coins from, .., to - 1 of a block in ROUNDS rounds: ones[w] receives the coins of word w.
- * Other bits are 0. The rounds are listed (ROUNDS) or, if rounds is NULL, s->index, s->index + 1,
- * ... With a list, follow-the-leader of one client would take 1.09 times as long. */
+/* Draw the coins of bits `from` to `to` - 1 of a block in ROUNDS rounds: ones[w] receives the coins
+ * of word w, and its other bits are 0. `rounds` lists the ROUNDS rounds. If it is NULL, they are
+ * s->index, s->index + 1, ...; this is faster: with a list instead, a run of follow-the-leader with
+ * one client would take 1.09 times as long. */
 static void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *rounds,
                         int64_t block, int64_t from, int64_t to,
                         words_of_rounds (*restrict ones)[PARTS])
@@ -134,8 +138,8 @@ static void draw_rounds(const ff_coins *c, const ff_stream *s, const uint32_t *r
     }
 }
 
-/* Draw coins from, .., to - 1 of the only block in round s->index: ones[w] receives the coins of
- * word w. Other bits are not specified. */
+/* Draw the coins of bits `from` to `to` - 1 of the string of a group that has only one block, in
+ * round s->index: ones[w] receives the coins of word w. Its other bits are not specified. */
 static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int64_t to,
                        uint32_t *restrict ones)
 {
@@ -146,6 +150,7 @@ static void draw_block(const ff_coins *c, const ff_stream *s, int64_t from, int6
         open[w] = *masks_of(c, OPEN, w) & bits_of_word(from, to, w);
     }
     for (int p = 0; p < FF_CHANCE_BITS; p++) {
+        /* One call computes LANES planes: with one block, each plane is one Philox block. */
         const int lane = p % LANES;
         if (lane == 0)
             ff_philox_blocks(s, (uint32_t)p, random);
@@ -173,7 +178,8 @@ static void draw_blocks(const ff_coins *c, const ff_stream *s, int64_t first,
             open[w][j] = masks_of(c, OPEN, w)[first + j];
         }
     for (int64_t p = 0; p < FF_CHANCE_BITS; p++) {
-        /* One call computes several planes of fewer than LANES blocks. */
+        /* One call computes LANES Philox blocks: LANES blocks of plane p, or, if a plane has only
+         * `count` < LANES of them, LANES / count planes. Plane p begins in lane `lane`. */
         const int64_t lane = p * count % LANES;
         if (lane == 0)
             ff_philox_blocks(s, (uint32_t)(stride * p + first), random);
@@ -202,7 +208,9 @@ FF_INLINE void write_bits(uint32_t bits, int64_t low, int64_t high, uint32_t *re
             row[i] = bits >> i & 1;
 }
 
-/* Write the coins of one silo and round to row (d). *s: the stream of silo 0 with index 0. */
+/* Write the coins of one silo and round to row (d). *s: the stream of silo 0 with index 0. The
+ * silo's coins are bits `from` to from + d - 1 of the string of its group of `size` silos. If the
+ * string has several blocks, the group is one silo, and `from` is 0. */
 void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t round,
                   uint32_t *restrict row)
 {
@@ -215,7 +223,7 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
         uint32_t ones[WORDS];
         draw_block(c, &stream, from, from + d, ones);
         for (int64_t w = from / 32; 32 * w < from + d; w++) {
-            /* Bit i of the word is expert base + i. */
+            /* Bit i of the word is the coin of expert base + i, if that is in 0..d-1. */
             const int64_t base = 32 * w - from;
             write_bits(ones[w], base < 0 ? -base : 0, d - base < 32 ? d - base : 32, row + base);
         }
@@ -233,8 +241,9 @@ void ff_coins_row(const ff_coins *c, const ff_stream *s, int64_t silo, int64_t r
     }
 }
 
-/* A word of 32 bits for each word of a block and each round: the coins, or one binary digit of the
- * sum of every coin over silos. */
+/* A word of 32 bits for each word of a block and each round. The bits are coins or, if silos are
+ * added up, one binary digit of the number of ones of each expert. In digit[p] this is the digit of
+ * value 2^p. */
 typedef words_of_rounds block_words[WORDS][PARTS];
 
 /* Add the bits `sum`, `other` and `carry` in each place: `sum` receives the lower digit of the
@@ -263,9 +272,10 @@ FF_INLINE words_of_rounds bits_from(const block_words words, int64_t from, int i
     return shift && w + 1 < WORDS ? low | words[w + 1][i] << (uint32_t)(32 - shift) : low;
 }
 
-/* Add up the coins of `silos` silos of a group, d bits each, in digit[0]: digits of the sums are in
- * the first d bits of digit[p]; other bits are not specified. Each turn adds the second half of the
- * silos to the first. */
+/* Add up the coins of `silos` silos of a group, in place. digit[0] holds the coins, d bits for each
+ * silo, one silo after the other. Afterwards the first d bits of digit[p] are binary digit p of the
+ * d sums; other bits are not specified. Each turn of the outer loop adds the second half of the
+ * silos to the first half. */
 static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
 {
     for (int64_t digits = 1; silos > 1; digits++) {
@@ -286,15 +296,17 @@ static void add_silos(block_words *restrict digit, int64_t silos, int64_t d)
     }
 }
 
-/* Count the coins of experts BLOCK_BITS block + k at all silos in each of ROUNDS rounds: bit k mod
- * 32 of word floor(k / 32) of digit[p] is digit p of the number of ones. `digit` has space for
- * DIGITS digits; the result has digits_of(silos) digits. Other bits are not specified. */
+/* For the experts of one block, count how many silos have a 1, in each of ROUNDS rounds. The block
+ * has the experts BLOCK_BITS block + k with 0 <= k < BLOCK_BITS. Binary digit p of the count of
+ * such an expert goes to bit k of digit[p], that is to bit k mod 32 of word floor(k / 32). Other
+ * bits are not specified. `digit` has space for DIGITS digits; the counts have digits_of(silos)
+ * digits. */
 static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t block,
                         block_words *restrict digit)
 {
     /* If bit p of `waits` is 1, waiting[p] holds bits of value 2^p that are not yet added to
-     * `digit`. They are added together with the next bits of that value, so only few digits change
-     * for each group. */
+     * `digit`. They are added together with the next bits of the same value, so only few digits
+     * change for each group. */
     block_words waiting[DIGITS], group[DIGITS_OF_GROUP];
     const int64_t coins = c->experts - BLOCK_BITS * block, digits = digits_of(silos);
     const int64_t width = coins < BLOCK_BITS ? coins : BLOCK_BITS, words = (width + 31) / 32;
@@ -306,21 +318,23 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
         add_silos(digit, silos, width);
         return;
     }
-    /* One digit more, because sums of groups are added as if each of their digits could be 1. */
+    /* One digit more than the counts have. The loop below works as if every digit of the groups'
+     * sums could be 1, so it may also add bits of value 2^digits, which are always 0. */
     memset(digit, 0, (size_t)(digits + 1) * sizeof *digit);
     for (int64_t silo = 0; silo < silos; silo += size) {
         const int64_t count = silos - silo < size ? silos - silo : size;
         stream.silo = (uint32_t)(silo / size);
         draw_rounds(c, &stream, NULL, block, 0, count * width, group[0]);
         add_silos(group, count, width);
-        for (int64_t first = 0; count >> first; first++) {
-            int64_t p = first;
+        /* Add digit q of the group's sum. The carry of an addition replaces it in group[q]. */
+        for (int64_t q = 0; count >> q; q++) {
+            int64_t p = q;
             for (; waits >> p & 1; waits ^= 1ull << p++)
                 for (int64_t w = 0; w < words; w++)
                     for (int i = 0; i < PARTS; i++)
                         ADD_BITS(words_of_rounds, digit[p][w][i], waiting[p][w][i],
-                                 group[first][w][i]);
-            memcpy(waiting[p], group[first], (size_t)words * sizeof *group[first]);
+                                 group[q][w][i]);
+            memcpy(waiting[p], group[q], (size_t)words * sizeof *group[q]);
             waits |= 1ull << p;
         }
     }
@@ -334,7 +348,8 @@ static void count_coins(const ff_coins *c, const ff_stream *s, int64_t silos, in
         }
 }
 
-/* Return words 2 h and 2 h + 1 of a block in round l. */
+/* Return 64 bits of a block in round l: words 2 h and 2 h + 1, its lower or upper half (h = 0 or
+ * 1). */
 FF_INLINE uint64_t half_of(const block_words words, int64_t h, int64_t l)
 {
     const uint32_t *low = (const uint32_t *)words[2 * h];
@@ -359,8 +374,8 @@ FF_INLINE void add_bits(uint64_t bits, int64_t n, int64_t times, int64_t *restri
         total[k] += times & -(int64_t)(bits & 1);
 }
 
-/* For each i < n, add the coins of round first + i, summed over all silos and multiplied by
- * `times`, to to[i] (d). */
+/* For each i < n, count how many silos have a 1 in round first + i, for each of the d experts, and
+ * add `times` times the counts to the array to[i] (d). */
 void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first, int64_t n,
                   int64_t times, int64_t *const *to)
 {
@@ -370,7 +385,8 @@ void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t 
     stream.index = (uint32_t)first;
     for (int64_t start = 0; start < d; start += BLOCK_BITS) {
         count_coins(c, &stream, silos, start / BLOCK_BITS, digit);
-        /* Add up rounds with the same target first. */
+        /* If neighbouring rounds from, .., end - 1 have the same target array, first add up their
+         * counts in binary digits, 64 experts at a time (half h of the block). */
         for (int64_t from = 0, end; from < n; from = end) {
             for (end = from + 1; end < n && to[end] == to[from];)
                 end++;
@@ -394,8 +410,8 @@ void ff_coins_add(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t 
     }
 }
 
-/* Write columns[k][l], `times` the sum of the coins of expert k at all silos in round first + l.
- * Rounds are the lanes of vectors. */
+/* Set columns[k][l] to the number of silos at which expert k has a 1 in round first + l, multiplied
+ * by `times`. Rounds are the lanes of vectors. */
 void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int64_t first,
                       int64_t times, int16_t (*restrict columns)[ROUNDS])
 {
@@ -405,27 +421,29 @@ void ff_coins_columns(const ff_coins *c, const ff_stream *s, int64_t silos, int6
     stream.index = (uint32_t)first;
     count_coins(c, &stream, silos, 0, digit);
     for (int64_t start = 0; start < d; start += 16) {
-        /* Digits of 16 experts, so that vectors have twice as many lanes. */
-        counts_of_rounds of_16[DIGITS][PARTS16];
+        /* The digits of 16 experts in 16 bits for each round, so that vectors have twice as many
+         * lanes. */
+        counts_of_rounds digit16[DIGITS][PARTS16];
         for (int64_t p = 0; p < digits; p++) {
             const uint32_t *words = (const uint32_t *)digit[p][start / 32];
-            uint16_t *counts = (uint16_t *)of_16[p];
+            uint16_t *bits = (uint16_t *)digit16[p];
             for (int l = 0; l < ROUNDS; l++)
-                counts[l] = (uint16_t)(words[l] >> start % 32);
+                bits[l] = (uint16_t)(words[l] >> start % 32);
         }
         for (int64_t k = start; k < d && k < start + 16; k++)
             for (int i = 0; i < PARTS16; i++) {
                 counts_of_rounds sum = {0};
                 for (int64_t p = digits - 1; p >= 0; p--)
-                    sum = sum + sum + (of_16[p][i] >> (uint16_t)(k - start) & 1);
+                    sum = sum + sum + (digit16[p][i] >> (uint16_t)(k - start) & 1);
                 sum *= (uint16_t)times;
                 memcpy((char *)columns[k] + (size_t)i * sizeof sum, &sum, sizeof sum);
             }
     }
 }
 
-/* Add the numbers of ones of every expert at one silo in n rounds to counts (d). Rounds are the
- * lanes of vectors, and every lane counts in binary digits. */
+/* For each of the d experts, add the number of ones at one silo in n rounds to counts (d). Rounds
+ * are the lanes of vectors: each lane counts the ones of every ROUNDS-th round, in binary digits.
+ * The lanes are added up at the end. */
 void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const int64_t *rounds,
                     int64_t n, int64_t *restrict counts)
 {
@@ -436,6 +454,8 @@ void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const i
     for (int64_t start = 0; start < d; start += BLOCK_BITS) {
         block_words digit[DIGITS], ones;
         const int64_t width = d - start < BLOCK_BITS ? d - start : BLOCK_BITS;
+        /* The silo's first bit in the block; 0 if there are several blocks, because size is 1
+         * then. */
         const int64_t from = silo % size * d;
         memset(digit, 0, (size_t)digits * sizeof *digit);
         for (int64_t base = 0; base < n; base += ROUNDS) {
@@ -443,11 +463,13 @@ void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const i
             for (int64_t l = 0; l < ROUNDS; l++)
                 index[l] = (uint32_t)rounds[base + l < n ? base + l : n - 1];
             draw_rounds(c, &stream, index, start / BLOCK_BITS, from, from + width, ones);
+            /* Lanes past the last round do not count. */
             for (int64_t w = 0; w < WORDS; w++)
                 for (int64_t l = n - base; l < ROUNDS; l++)
                     ((uint32_t *)ones[w])[l] = 0;
             for (int64_t w = from / 32; 32 * w < from + width; w++)
                 for (int i = 0; i < PARTS; i++) {
+                    /* Adding 0 or 1 to a number is a carry into its lowest digit. */
                     words_of_rounds carry = ones[w][i];
                     const words_of_rounds none = {0};
                     for (int64_t p = 0; p < digits; p++)
@@ -455,6 +477,7 @@ void ff_coins_count(const ff_coins *c, const ff_stream *s, int64_t silo, const i
                 }
         }
         for (int64_t p = 0; p < digits; p++) {
+            /* Digit p, shifted so that bit 0 is the silo's first expert. */
             block_words aligned;
             for (int64_t w = 0; w < WORDS; w++)
                 for (int i = 0; i < PARTS; i++)

@@ -25,13 +25,15 @@ static void clear_from(round_losses *g, int64_t from, int64_t d)
         memset(g->in[k] + from, 0, (size_t)(ROUNDS - from) * sizeof g->in[k][0]);
 }
 
-/* Write the losses of the ROUNDS rounds after round `at` to g->in. In the first n of these rounds,
- * up to round l->last, losses are drawn; all others are 0. The planned expert, if there is one, has
- * computed losses in the first n rounds. s: the stream of the coins. */
-static void draw(const ff_course *c, const ff_stream *s, int64_t at, int64_t n, round_losses *g)
+/* Write the losses of the ROUNDS rounds after round `at` to g->in. Only the first n rounds are run:
+ * later losses are 0. Losses are coins up to round l->last, and 0 after it. The exception is the
+ * planned expert, if there is one: its losses are computed. s: the stream of the coins. */
+static void draw_losses(const ff_course *c, const ff_stream *s, int64_t at, int64_t n,
+                        round_losses *g)
 {
     const ff_losses *l = c->losses;
     const int64_t random_rounds = l->last - at < n ? l->last - at : n;
+    /* If all silos have common coins, those of silo 0 are drawn and count l->silos times. */
     if (random_rounds > 0)
         ff_coins_columns(&l->coins, s, l->common ? 1 : l->silos, at + 1, l->common ? l->silos : 1,
                          g->in);
@@ -53,7 +55,8 @@ FF_INLINE uint64_t four(const int16_t *row)
     return parts;
 }
 
-/* Add up the losses of each expert over all rounds: total[k] is the sum of in[k]. */
+/* Add up the losses of each expert over all rounds: total[k] is the sum of in[k], four entries at a
+ * time (see ONES). */
 static void find_totals(round_losses *g, int64_t d)
 {
     for (int64_t k = 0; k < d; k++) {
@@ -64,14 +67,16 @@ static void find_totals(round_losses *g, int64_t d)
     }
 }
 
-/* Add up the losses of each expert before each round: before[k][i] is the sum of in[k][0..i-1]. */
+/* Add up the losses of each expert before each round: before[k][i] is the sum of in[k][0..i-1],
+ * four entries at a time (see ONES). */
 static void find_before(round_losses *g, int64_t d)
 {
     for (int64_t k = 0; k < d; k++) {
         uint64_t sum = 0;
         for (int i = 0; i < ROUNDS; i += 4) {
             const uint64_t parts = four(g->in[k] + i), up_to = parts * ONES;
-            /* The sums up to each entry, less the entry, plus the sum of all earlier fours. */
+            /* For each of these four entries: the sum of the four up to this entry, minus the
+             * entry, plus the sum of all entries before the four. */
             const uint64_t before = up_to - parts + sum * ONES;
             memcpy(g->before[k] + i, &before, sizeof before);
             sum += up_to >> 48;
@@ -154,8 +159,9 @@ static void pairwise_columns(double (*restrict a)[ROUNDS], int64_t d, double *re
     }
 }
 
-/* Compute the losses of Hedge's decisions in each round: loss[l] = <weights, g->in[.][l]>. best:
- * the leader before the first round. */
+/* Compute Hedge's loss in each round: loss[l] is the sum over experts k of g->in[k][l] times the
+ * weight of k before round l. The weight is proportional to c->table[j] if expert k has lost j
+ * units more than the leader before that round. best: the leader before the first round. */
 static void weigh(const ff_course *c, round_losses *g, int64_t best, double *restrict loss)
 {
     const int64_t d = c->losses->experts;
@@ -163,10 +169,11 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
     double e[FF_COLUMNS][ROUNDS] FF_ALIGNED, sums[ROUNDS] FF_ALIGNED;
     find_leaders(c, g, best, leader, least);
     for (int64_t k = 0; k < d; k++) {
-        const double *restrict from = c->table + (c->lost[k] - c->lost[best]);
+        /* `before` is relative to c->lost[k], and `least` to c->lost[best]. */
+        const double *restrict table = c->table + (c->lost[k] - c->lost[best]);
         const int16_t *restrict before = g->before[k];
         for (int l = 0; l < ROUNDS; l++) {
-            e[k][l] = from[before[l] - least[l]];
+            e[k][l] = table[before[l] - least[l]];
             FF_ONE_BY_ONE;
         }
     }
@@ -181,21 +188,24 @@ static void weigh(const ff_course *c, round_losses *g, int64_t best, double *res
             loss[l] = (double)g->in[leader[l]][l];
 }
 
-/* Return the first of n rounds before which the query exceeds the threshold, or n. skips: 1 if the
- * first round begins without a query. */
-static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n, int64_t skips)
+/* Each of the next n rounds begins with an exchange and its query, except the first round if
+ * `unasked` is 1. Return the index (0..n-1) of the first round whose query exceeds the threshold,
+ * or n if there is none. */
+static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n, int64_t unasked)
 {
     const ff_sparse *s = c->sparse;
     const double start = (double)c->lost[s->expert], end = start + (double)g->total[s->expert];
-    /* With less than this (standard) noise no query of these rounds exceeds the threshold: losses
-     * grow, so `end` is the largest. 1e-9 of all terms covers rounding error. */
+    /* If all standard noise is below `least`, no query of these rounds exceeds the threshold:
+     * losses grow, so the loss `end` is the largest. 1e-9 times `size`, the magnitude of all terms,
+     * covers rounding error. */
     const double size = fabs(s->limit) + fabs(s->before) + end + s->query_scale;
     const double least = (s->limit - (end - s->before) - 1e-9 * size) / s->query_scale;
     if (least > MOST_LAPLACE)
         return n;
     const ff_stream stream = ff_stream_open(s->seed, FF_QUERY, (uint32_t)s->replicate, 0,
                                             (uint32_t)(s->release + 1));
-    /* A cheap test. It is skipped if about half of all noises or more would pass it. */
+    /* A cheap test by the first 32 bits of the uniform numbers. If `least` is about 0 or below, it
+     * would decide nothing, because at least half of all noise is above `least`. */
     if (least > 1e-3) {
         /* Noise of at least `least` comes from a uniform number of at least 1 - exp(-least) / 2.
          * `from` is the least value of its first 32 bits, less 2 for rounding error. */
@@ -210,16 +220,16 @@ static int64_t first_above(const ff_course *c, const round_losses *g, int64_t n,
     double noise[ROUNDS], lost = start;
     ff_laplaces(&stream, ROUNDS, noise);
     for (int64_t l = 0; l < n; l++) {
-        if (l >= skips && lost - s->before + s->query_scale * noise[l - skips] > s->limit)
+        if (l >= unasked && lost - s->before + s->query_scale * noise[l - unasked] > s->limit)
             return l;
         lost += (double)g->in[s->expert][l];
     }
     return n;
 }
 
-/* Add the losses of the decisions in rounds at + 1, .., at + n to c->regret. At checkpoints, store
- * the sum minus the loss of the best expert so far. loss: (n). */
-static void add_regret(const ff_course *c, const round_losses *g, int64_t at, int64_t n,
+/* Add the losses of the decisions in rounds done + 1, .., done + n, loss (n), to c->regret. At each
+ * checkpoint, store the sum of these losses so far minus the loss of the best expert so far. */
+static void add_regret(const ff_course *c, const round_losses *g, int64_t done, int64_t n,
                        const double *loss)
 {
     const int64_t d = c->losses->experts;
@@ -227,7 +237,7 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
     double total = r->lost;
     for (int64_t l = 0; l < n; l++) {
         total += loss[l];
-        if (r->at == r->count || r->checkpoints[r->at] != at + l + 1)
+        if (r->at == r->count || r->checkpoints[r->at] != done + l + 1)
             continue;
         int64_t best = INT64_MAX;
         for (int64_t k = 0; k < d; k++) {
@@ -242,7 +252,7 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t at, in
 }
 
 /* Run rounds from + 1, .., to, up to ROUNDS at a time, and return the last round that was run.
- * asks: 1 if an exchange before round from + 1 is still to take place. */
+ * asks: 1 if round from + 1 begins with an exchange that has not taken place yet. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;
@@ -252,14 +262,17 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
     int64_t at = from;
     while (at < to) {
         int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
-        const int64_t skips = at == from && !asks;
-        int64_t expert = s->expert; /* the expert of all n rounds; -1: it changes, or weights */
+        /* 1 if no exchange comes before the first of these n rounds. */
+        const int64_t unasked = at == from && !asks;
+        /* The expert that is followed in all n rounds; -1 if the leader changes or Hedge mixes
+         * experts. */
+        int64_t expert = s->expert;
         double loss[ROUNDS] FF_ALIGNED;
-        draw(c, &coin, at, n, &g);
+        draw_losses(c, &coin, at, n, &g);
         find_totals(&g, d);
         if (c->decides == FF_COURSE_SPARSE) {
-            /* Stop before the exchange whose query exceeds the threshold. */
-            const int64_t done = s->spent ? n : first_above(c, &g, n, skips);
+            /* Run only the rounds before the exchange whose query exceeds the threshold. */
+            const int64_t done = s->spent ? n : first_above(c, &g, n, unasked);
             if (done == 0)
                 return at;
             if (done < n) {
@@ -270,11 +283,11 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
             }
         } else {
             const int64_t best = find_leader(c->lost, d, &gap);
-            if (c->decides == FF_COURSE_LEADER && (skips || gap <= most)) {
+            if (c->decides == FF_COURSE_LEADER && (unasked || gap <= most)) {
                 /* The leader may change within these rounds. */
                 int16_t leader[ROUNDS] FF_ALIGNED, least[ROUNDS] FF_ALIGNED;
                 find_leaders(c, &g, best, leader, least);
-                if (skips)
+                if (unasked)
                     leader[0] = (int16_t)s->expert;
                 for (int64_t l = 0; l < n; l++) {
                     c->switches += leader[l] != s->expert;
@@ -283,7 +296,8 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
                 }
                 expert = -1;
             } else if (c->decides == FF_COURSE_HEDGE && gap - most < c->alone) {
-                /* The table must reach the largest loss that may exceed the best expert's. */
+                /* Stop if in these rounds an expert's excess over the best expert's loss may reach
+                 * the length of c->table. */
                 int64_t largest = 0;
                 for (int64_t k = 0; k < d; k++)
                     largest = c->lost[k] > largest ? c->lost[k] : largest;
@@ -299,7 +313,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
         }
         for (int l = 0; expert >= 0 && l < ROUNDS; l++)
             loss[l] = (double)g.in[expert][l];
-        s->release += n - skips;
+        s->release += n - unasked;
         if (expert < 0 || g.total[expert] ||
             (c->regret->at < c->regret->count && c->regret->checkpoints[c->regret->at] <= at + n))
             add_regret(c, &g, at, n, loss);

@@ -39,13 +39,16 @@ static double gamma_draw(uint64_t key, uint64_t attempt, double shape)
 }
 
 /* scores[a] <- a draw from the Beta posterior of the mean of arm a. w[a] is the root of entry a of
- * V^-1, and theta[a] the estimate. */
+ * V^-1, and theta[a] the estimate. With a regularizer of 1, an arm with n rewards of sum s has
+ * 1 / w[a]^2 = 1 + n and theta[a] = s / (1 + n). The draw g / (g + h) of Beta(1 + s, 1 + n - s) is
+ * made of gamma variables g and h of these two shapes. */
 int64_t ff_beta_draws(void *state, uint64_t key, int64_t round, int64_t actions, int64_t dimension,
                       double *x, double *w, double *theta, double beta, double gamma,
                       double *scores)
 {
     (void)state, (void)round, (void)dimension, (void)x, (void)beta, (void)gamma;
     for (int64_t a = 0; a < actions; a++) {
+        /* v = 1 + n and wins = s. */
         const double v = 1.0 / (w[a] * w[a]), wins = fmax(theta[a] * v, 0.0);
         const uint64_t first = 2 * (uint64_t)a * ATTEMPTS;
         const double g = gamma_draw(key, first, 1.0 + wins);

@@ -180,9 +180,10 @@ int ff_screen_f32_small_fits(const ff_actions *actions, int64_t d)
     return (d == 5 || d == LARGEST_D) && is_readable_in_place(actions);
 }
 
-/* Compute the approximate scores of all actions into score (K) or, if bonus (K) is not NULL, their
- * rankings into score and their bonuses into bonus. Returns the largest values. Every call of
- * score_all has constants for d and the second bonus. */
+/* Compute the approximate scores <x, theta> + b of all actions into score (K), where b is the
+ * bonus. If bonus (K) is not NULL, compute the rankings <x, theta> + ranking b into score instead,
+ * and b into bonus. Returns the largest score, ranking and squared norms of all actions. Every call
+ * of score_all has constants for d and has_second, so that its loops are unrolled. */
 ff_extremes_f32 ff_screen_f32_small(const ff_actions *actions, const float *w, float beta,
                                     float gamma, float ranking, int64_t d, float *restrict score,
                                     float *restrict bonus)

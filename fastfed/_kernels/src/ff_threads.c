@@ -147,8 +147,9 @@ static int64_t run_items(ff_team *team, int64_t thread)
         while ((i = take_item(p, n == 0)) >= 0) {
             team->item(team->work, i, thread);
             finished++;
-            /* `follow` is called on the items in order. No item comes before those of the first part,
-             * so it is called on them as soon as they are done. */
+            /* `follow` must be called on all items in order. Part 0 has the first items, so its
+             * thread, the caller, calls `follow` on each item that it has just done. Other items
+             * wait for close_parts. */
             if (team->follow && n == 0 && part_index == 0 && i == p->next) {
                 team->follow(team->work, i, thread);
                 p->next++;
@@ -161,12 +162,14 @@ static int64_t run_items(ff_team *team, int64_t thread)
     return total;
 }
 
-/* Return the number of the first open part, or the number of parts if all are closed. */
+/* Return the index of the first open part, or the number of parts if all are closed. */
 static int64_t part_of(uint64_t progress) { return (int64_t)((progress & 0xffffffffu) / PART); }
 
-/* Close parts in order until all are closed, or until none could be closed for SPINS pauses. With a
- * `follow` function, a thread closes its own part at once and other parts after PATIENCE pauses.
- * The thread that finished the last item of a part comes here, so every part is closed. */
+/* Close parts in order: a part is closed once all its items are done and `follow` has been called
+ * on each. Return when all parts are closed, or give up after SPINS pauses in which this thread
+ * could close none. With a `follow` function, a thread closes its own part at once and other parts
+ * after PATIENCE pauses. In the end all parts are closed even if threads give up, because the
+ * thread that does the last item of a part calls this function afterwards. */
 static void close_parts(ff_team *team, int64_t thread)
 {
     uint64_t progress = atomic_load(&team->progress);
@@ -177,6 +180,7 @@ static void close_parts(ff_team *team, int64_t thread)
         part *p = &team->parts[n];
         const int may_close = !(progress & ORDERED) || n == thread || idle >= PATIENCE;
         if (!(progress & TAKEN) && may_close && atomic_load(&p->open) == 0) {
+            /* Only one thread succeeds in setting TAKEN; it closes the part. */
             if (!atomic_compare_exchange_strong(&team->progress, &progress, progress | TAKEN))
                 continue;
             if (progress & ORDERED)
@@ -283,7 +287,8 @@ static double run_together(ff_team *team, int64_t first, int64_t count, ff_item 
     return seconds;
 }
 
-/* Start the other threads, unless they have been started. Returns 1 if there is at least one. */
+/* Start the threads other than the caller, unless they have been started. Returns 1 if there is at
+ * least one such thread. */
 static int start_threads(ff_team *team)
 {
     if (team->threads)
@@ -301,7 +306,7 @@ static int start_threads(ff_team *team)
            pthread_create(&team->handles[started], NULL, serve, team) == 0)
         started++;
     pthread_sigmask(SIG_SETMASK, &previous_mask, NULL);
-    /* The other threads read this only after the first piece of work is announced. */
+    /* The other threads read team->threads only after the first piece of work is announced. */
     team->threads = started;
     return started > 1;
 }
@@ -314,14 +319,14 @@ static double updated_mean(double mean, int64_t pieces, double newest)
     return mean + (equal_weight > NEWEST ? equal_weight : NEWEST) * (newest - mean);
 }
 
-/* Return 1 if all threads should share a piece of work of `all` units. */
-static int is_shared(const ff_pace *pace, double all)
+/* Return 1 if all threads should share a piece of work of `units` units. */
+static int is_shared(const ff_pace *pace, double units)
 {
-    return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * all >= ff_least_shared);
+    return ff_least_shared < 0.0 || (pace->hold == 0 && pace->alone * units >= ff_least_shared);
 }
 
-/* Record the seconds that a unit took on one thread. The piece counts as one of those that one
- * thread has to do (hold). */
+/* Record the seconds that a unit took in a piece of work that one thread did. pace->hold, the
+ * number of pieces that one thread still has to do, falls by 1 unless it is 0. */
 static void record_alone(ff_pace *pace, double seconds)
 {
     pace->alone = updated_mean(pace->alone, pace->lone++, seconds);
@@ -335,16 +340,18 @@ static void hold_alone(ff_pace *pace, int64_t pieces)
     pace->lone = 0;
 }
 
-/* Record how long a unit took in a piece of `all` units: on all threads (seconds), and for the
- * caller's own items (own_seconds). If several threads turn out to be slower, or `alone` seems
- * outdated, let one thread do the next pieces. */
-static void record_together(ff_pace *pace, double all, double seconds, double own_seconds)
+/* Record the seconds for a unit in a piece of `units` units that all threads shared: of the whole
+ * piece (seconds), and of the caller's own items (own_seconds). If several threads turn out to be
+ * slower than one, or pace->alone seems outdated, let one thread do the next pieces. */
+static void record_together(ff_pace *pace, double units, double seconds, double own_seconds)
 {
     pace->own = updated_mean(pace->own, pace->seen, own_seconds);
     pace->together = updated_mean(pace->together, pace->seen, seconds);
     if (++pace->seen < PIECES_TO_JUDGE && seconds < STALLED * pace->alone)
         return;
     if (pace->together > pace->alone) {
+        /* Several threads are slower: one thread does twice as many pieces as the last
+         * time. */
         pace->back = 2 * pace->back < HOLD_MIN   ? HOLD_MIN
                      : 2 * pace->back < HOLD_MAX ? 2 * pace->back
                                                  : HOLD_MAX;
@@ -354,13 +361,14 @@ static void record_together(ff_pace *pace, double all, double seconds, double ow
     }
     if (pace->seen % FORGIVEN == 0)
         pace->back /= 2;
-    /* If lone is 0, `alone` comes from the first item only, which found nothing in the caches. */
-    const int unknown = pace->lone == 0 || fabs(pace->own - pace->alone) > DIFFERS * pace->alone;
-    if (unknown && (pace->seen == PIECES_TO_JUDGE || pace->seen % BETWEEN == 0))
-        hold_alone(pace, pace->alone * all < LONG ? MEASURED_AGAIN : 1);
+    /* If `lone` is 0, `alone` was measured on the first item only, when the caches were cold. */
+    const int doubtful = pace->lone == 0 || fabs(pace->own - pace->alone) > DIFFERS * pace->alone;
+    if (doubtful && (pace->seen == PIECES_TO_JUDGE || pace->seen % BETWEEN == 0))
+        hold_alone(pace, pace->alone * units < LONG ? MEASURED_AGAIN : 1);
 }
 
-/* Do `count` items of work, shared among the threads if that is expected to be faster. */
+/* Do `count` items of `units` units of work each, shared among the threads if that is expected to
+ * be faster. */
 void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_item item,
                   ff_item follow, void *work)
 {
@@ -378,13 +386,13 @@ void ff_team_each(ff_team *team, ff_pace *pace, int64_t count, double units, ff_
         pace->alone = (end - begin) / units;
         begin = end;
     }
-    const double all = (double)(count - first) * units;
-    if (is_shared(pace, all) && start_threads(team)) {
-        const double own = run_together(team, first, count, item, follow, work) / units;
-        record_together(pace, all, (time_now() - begin) / all, own);
+    const double all_units = (double)(count - first) * units;
+    if (is_shared(pace, all_units) && start_threads(team)) {
+        const double own_seconds = run_together(team, first, count, item, follow, work) / units;
+        record_together(pace, all_units, (time_now() - begin) / all_units, own_seconds);
     } else {
         run_alone(first, count, item, follow, work);
-        record_alone(pace, (time_now() - begin) / all);
+        record_alone(pace, (time_now() - begin) / all_units);
     }
 }
 

@@ -9,8 +9,8 @@
 /* Return the number of doubles of scratch that ff_trigger_restart and ff_trigger_fires need. */
 int64_t ff_trigger_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
 
-/* The scratch, cut into arrays: a statistic (s), a statistic to whose covariance the ridge is added
- * (s), and the inverse factor of that covariance (d, d). */
+/* The scratch, cut into arrays. sum (s): a statistic. v (s): a statistic whose covariance part,
+ * from v + d on, becomes V by adding the ridge. w (d, d): the inverse factor of that V. */
 typedef struct {
     double *sum, *v, *w;
 } parts;
@@ -22,16 +22,17 @@ static parts cut(double *scratch, int64_t d)
     return (parts){scratch, scratch + s, scratch + 2 * s};
 }
 
-/* Add ridge I to the covariance in the statistic v: d entries, then a packed lower triangle. */
+/* Add `ridge` to the diagonal of the covariance in a statistic v. The covariance is the packed
+ * lower triangle that follows the d bias entries. */
 static void add_ridge(double *v, double ridge, int64_t d)
 {
     for (int64_t i = 0; i < d; i++)
         v[d + i * (i + 1) / 2 + i] += ridge;
 }
 
-/* Return ln det(V + ridge I) - ln det S for the covariance V in p->v; -INFINITY if V + ridge I is
- * not positive definite, so that the trigger does not fire. Adds the ridge to p->v, and writes the
- * inverse factor to p->w. */
+/* Return ln det(C + ridge I) - ln det S for the covariance C in p->v and the S of ff_trigger.h (V
+ * after the last synchronisation). Returns -INFINITY if C + ridge I is not positive definite, so
+ * that the trigger does not fire. Adds the ridge to p->v, and writes the inverse factor to p->w. */
 static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, const parts *p)
 {
     add_ridge(p->v, ridge, d);
@@ -41,21 +42,22 @@ static double growth_of(const ff_trigger *trigger, double ridge, int64_t d, cons
 /* ---- FF_DETERMINANT -------------------------------------------------------------------------- */
 
 /* Return the skip bound for the rounds after the present one. In the present round the determinant
- * was computed. growth: the growth of ln det V so far; p->v, p->w: V and W. ridge: what was added
- * to the diagonal of V. rounds: n, the number of rounds since the last synchronisation.
+ * was computed. growth: the growth of ln det V since the last synchronisation; p->v, p->w: V and W.
+ * ridge: the number that was added to the diagonal of V. rounds: n, the number of rounds since the
+ * last synchronisation.
  *
  * Claim: over any further rounds ln det V grows by at most sum x' V^{-1} x <= ||W||^2 sum ||x||^2,
  * with V and W at the present round, because V only grows. This is exact. Rounding, with u = 2^-53,
  * k further rounds, and a trace of V that at most doubles, has these effects:
- * - Every entry of V has relative error u for each data point and for each of the last two sums,
- *   and Cholesky adds (d + 2) u (Higham 2002, Theorem 10.3), all relative to diagonal entries.
- *   Together, for the first and the last determinant, this is a matrix E with ||E||_F <= 4 u
- *   (k + d + 8) size. Here `size` is the trace plus d times what was added to the diagonal, in case
- *   the two cancelled.
- * - ln det(V + E) changes by tr(V^{-1} E) and second-order terms, so by at most 10 u (k + d + 8)
- *   size ||W||_F^2 if that is below 1/16. ||W||^2 has the same relative error.
- * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42. The next determinant is
- * computed in round 2 n + 64 at the latest, so k <= n + 64. */
+ * - Every entry of V gets a relative error u for each data point, and u for each of the last two
+ *   additions (of total and batch, and of the ridge). Cholesky adds (d + 2) u (Higham 2002, Theorem
+ *   10.3). All are relative to diagonal entries. Together, for the first and the last determinant,
+ *   these errors form a matrix E with ||E||_F <= 4 u (k + d + 8) size. Here `size` is the trace of
+ *   V plus d |ridge|, which also covers a ridge below 0 that cancels a part of the trace.
+ * - ln det(V + E) differs from ln det V by tr(V^{-1} E) and second-order terms, so by at most 10 u
+ *   (k + d + 8) size ||W||_F^2 if that is below 1/16. ||W||^2 has the same relative error.
+ * - The logarithms, each below 745, and their sum add d (d + 4) 2^-42.
+ * The next determinant is computed in round 2 n + 64 at the latest, so k <= n + 64. */
 static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, int64_t d,
                                    const parts *p)
 {
@@ -82,8 +84,9 @@ static ff_skip_bound skip_bound_of(double growth, double ridge, int64_t rounds, 
     };
 }
 
-/* Add ||x||^2 = square to the bound on the growth of ln det V since it was last computed. Returns 1
- * if the trigger cannot fire by this bound. For FF_DETERMINANT with d <= FF_RECOMPUTE_MAX. */
+/* Add a data point with ||x||^2 = square to the silo's skip bound, which bounds the growth of
+ * ln det V. Returns 1 if the bound proves that the trigger does not fire in round `rounds` of the
+ * batch. For FF_DETERMINANT with d <= FF_RECOMPUTE_MAX. */
 static int skips_determinant(ff_trigger *trigger, int64_t silo, int64_t rounds, double square)
 {
     ff_skip_bound *bound = trigger->skip_bound + silo;
@@ -93,7 +96,8 @@ static int skips_determinant(ff_trigger *trigger, int64_t silo, int64_t rounds, 
 }
 
 /* FF_DETERMINANT: return 1 if ln det V has grown by at least threshold / rounds since the last
- * synchronisation. Above FF_RECOMPUTE_MAX features, x (d) updates the silo's inverse factor.
+ * synchronisation, `rounds` rounds ago. Above FF_RECOMPUTE_MAX features, x (d) updates the silo's
+ * inverse factor of V (aggregate_factor), and the growth that is stored in skip_bound.base.
  * Otherwise the determinant is computed from total + batch, and with it a new skip bound. */
 static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const double *x,
                      const double *total, const double *batch, int64_t d, const parts *p)
@@ -135,20 +139,21 @@ static int has_grown(ff_trigger *trigger, int64_t silo, int64_t rounds, const do
 /* The radius of the largest pair that Box-Muller makes of 53 bits is sqrt(-2 ln 2^-54) = 8.652. */
 #define NORMAL 8.7
 
-/* Return an upper bound on ln det V - ln det S, rounding error included, if tr(S^{-1} V) is at most
- * `trace`. */
+/* Return the upper bound d ln(trace / d) on ln det V - ln det S of the theorem above, plus a bound
+ * on rounding errors. tr(S^{-1} V) must be at most `trace`. */
 static double growth_bound(const ff_trigger *trigger, double trace, int64_t d)
 {
     if (!(trace > 0.0) || !(trace < INFINITY))
         return INFINITY;
-    const double n = (double)d, growth = n * ff_log(trace / n);
+    const double growth = (double)d * ff_log(trace / (double)d);
     return growth + (double)(d * (d + 4)) * 0x1p-40 +
            (fabs(growth) + fabs(trigger->before)) * 0x1p-48;
 }
 
-/* Return an upper bound on <A, V + E>, with E the rounding error of the Cholesky factor of V, if V
- * has one. Returns NaN if a diagonal entry of V is not above 0, so that V has no factor. inverse: A
- * and v: V, both packed; entries of A off the diagonal are doubled. */
+/* Return an upper bound on tr(A (V + E)), where A = S^{-1} and E is the rounding error of the
+ * Cholesky factor of V. The bound holds if V has a factor. Returns NaN if a diagonal entry of V is
+ * not above 0, so that V has none. inverse: A, packed, with doubled entries off the diagonal; v: V,
+ * packed. */
 static double trace_bound_of(const double *inverse, const double *v, int64_t d)
 {
     const int64_t packed = ff_packed(d);
@@ -170,11 +175,12 @@ static double trace_bound_of(const double *inverse, const double *v, int64_t d)
     return sum + 0x1p-52 * (double)(d * (d * d + 4 * d + 64)) * diagonal;
 }
 
-/* After a synchronisation, compute the bound on tr(S^-1 V) that spares most determinants under the
- * private rule (ff_trace_bound), and A = S^-1 = W'W, packed, from trigger->inverse + d on.
- * - base bounds tr(A S), and slope the eigenvalues of A, so slope times the sum of ||x||^2 bounds
- *   the growth by new rows.
- * - noise bounds what one tree node adds, whose normals are at most NORMAL.
+/* Private rule, after a synchronisation: compute *trigger->trace_bound, the bound on tr(S^-1 V)
+ * that makes most determinants unnecessary. S is the V of the synchronisation, w its inverse
+ * factor. Also write A = S^-1 = W'W, packed, from trigger->inverse + d on.
+ * - base bounds tr(A S). slope bounds the eigenvalues of A, so slope times the sum of ||x||^2
+ *   bounds tr(A Q), with Q the covariance of the silo's batch.
+ * - noise bounds tr(A times the noise of one tree node); the normals of a node are at most NORMAL.
  * - rounding and size bound the rounding errors, see the theorem above NORMAL.
  * Factors of 1.0001 cover the rounding errors of these numbers. */
 static void set_trace_bound(ff_trigger *trigger, const double *total, const double *w,
@@ -226,14 +232,16 @@ static void set_trace_bound(ff_trigger *trigger, const double *total, const doub
     memset(trigger->mass, 0, (size_t)silos * sizeof(double));
 }
 
-/* Private rule: add ||x||^2 = square to the silo's mass. Returns 1 if the trigger cannot fire by
- * ff_trace_bound. */
+/* Private rule: add ||x||^2 = square to the silo's mass, the sum of ||x||^2 since the last
+ * synchronisation. Returns 1 if the bound of ff_trace_bound proves that the trigger does not fire
+ * in round `rounds` of the batch. */
 static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, double square,
                            int64_t d)
 {
     const ff_trace_bound *bound = trigger->trace_bound;
     const double mass = trigger->mass[silo] += square;
-    /* The noise of prefix n is that of one node for each 1 in the binary representation of n. */
+    /* The noise of the prefix of n = `rounds` rounds is the sum of the noises of one tree node for
+     * each 1 in the binary representation of n. */
     int64_t nodes = 0;
     for (int64_t bits = rounds; bits; bits &= bits - 1)
         nodes++;
@@ -242,8 +250,10 @@ static int skips_privately(ff_trigger *trigger, int64_t silo, int64_t rounds, do
     return growth_bound(trigger, trace, d) < trigger->threshold / (double)rounds;
 }
 
-/* Write to `normals` (s) the sum of the standard normals of the tree nodes that make up prefix n =
- * rounds. Nodes that were not drawn before are drawn now. noise, stride: see ff_trigger_fires. */
+/* Write to `normals` (s) the sum of the standard normals of the tree nodes that make up the prefix
+ * of `rounds` rounds. Nodes that were not drawn before are drawn now, from the stream of the round
+ * in which they end: `noise` is the stream of the present round, and `stride` the change of its
+ * index from one round to the next. */
 static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, const ff_stream *noise,
                          int64_t stride, int64_t d, double *normals)
 {
@@ -257,6 +267,7 @@ static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, cons
         const int64_t node_end = rounds >> level << level, end_round = trigger->last + node_end;
         if (drawn[level] == end_round)
             continue;
+        /* The stream of the round in which the node ends; `normals` serves as scratch. */
         ff_stream stream = *noise;
         stream.index -= (uint32_t)((rounds - node_end) * stride);
         ff_normals_f64(&stream, ff_packed(d), normals);
@@ -267,8 +278,10 @@ static void prefix_noise(ff_trigger *trigger, int64_t silo, int64_t rounds, cons
     ff_prefix(nodes, rounds, s, normals);
 }
 
-/* Private rule: return 1 if ln det(S + Q + N) - ln det S exceeds threshold / rounds. The
- * determinant is computed only if the bound by the trace does not exclude that. */
+/* Private rule: return 1 if ln det(S + Q + N) - ln det S exceeds threshold / rounds. S is V after
+ * the last synchronisation, Q the covariance of the silo's batch, N the noise of the prefix of
+ * `rounds` rounds. The determinant is computed only if the bound of growth_bound reaches threshold
+ * / rounds. */
 static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds,
                                const double *total, const double *batch, const ff_stream *noise,
                                int64_t stride, int64_t d, double *normals, const parts *p)
@@ -288,8 +301,8 @@ static int has_grown_privately(ff_trigger *trigger, int64_t silo, int64_t rounds
 
 /* ---- both rules ------------------------------------------------------------------------------ */
 
-/* Restart the trigger after a synchronisation: store ln det S, and compute the bounds for the new
- * S. */
+/* Restart the trigger after a synchronisation. S is V after it, and w the inverse factor of S.
+ * Store ln det S, and compute the bounds on later growth. */
 void ff_trigger_restart(ff_trigger *trigger, const double *total, double ridge, const double *w,
                         int64_t silos, int64_t d, double *scratch)
 {
