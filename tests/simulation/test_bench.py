@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy_float32
 import peaks
 import pytest
 import reference_agent
@@ -272,3 +275,22 @@ def test_the_reference_of_an_agent_has_the_noise_of_the_plan(system):
         np.sqrt(np.mean(np.square(entries))) for entries in (bias, off_diagonal, diagonal)
     ]
     np.testing.assert_allclose(measured_std, expected_std, rtol=0.09)
+
+
+@pytest.mark.parametrize("options", [[], ["--once"]])
+def test_the_bench_of_real_rows_runs(options: list[str], tmp_path: Path) -> None:
+    rows = [
+        f"{(q + row) % 3} qid:{q} " + " ".join(f"{j}:{(7 * q + 3 * row + j) % 11}" for j in columns)
+        for columns in [range(1, 137)]
+        for q in range(1, 9)
+        for row in range(3)
+    ]
+    (tmp_path / "train.txt").write_text("\n".join(rows) + "\n")
+    program = Path(numpy_float32.__file__).with_name("real_rows.py")
+    command = [sys.executable, str(program), str(tmp_path), "--features", "both", *options]
+    sizes = ["--queries", "60", "--rounds", "4", "--processes", "1"]
+    output = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True).stdout
+    assert [line.split()[:3] for line in output.splitlines()[2:]] == [
+        ["135,", "60,", "lazy"],
+        ["135,", "60,", "eager"],
+    ]
