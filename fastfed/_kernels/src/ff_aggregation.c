@@ -47,8 +47,8 @@ void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, 
 }
 
 /* Compute the prefix sum, the sum of the first k leaves, into out (s). Row j of nodes (., s) is the
- * latest node of level j of the binary tree. The prefix sum adds the rows j for which binary digit j
- * of k is 1. */
+ * latest node of level j of the binary tree. The prefix sum adds the rows j for which binary digit
+ * j of k is 1. */
 void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
 {
     memset(out, 0, (size_t)s * sizeof(double));
@@ -75,9 +75,9 @@ void ff_add_noise(const double *restrict statistic, const double *restrict norma
     }
 }
 
-/* Return a number of doubles that has space for drawing the normals of one statistic. The normals of
- * the covariance begin at entry d. Both draws (draw_two_streams) write whole vectors, so they write
- * more than the statistic's numbers. */
+/* Return a number of doubles that has space for drawing the normals of one statistic. The normals
+ * of the covariance begin at entry d. Both draws (draw_two_streams) write whole vectors, so they
+ * write more than the statistic's numbers. */
 int64_t ff_noise_capacity(int64_t d)
 {
     return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);

@@ -125,9 +125,10 @@ void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
 }
 
 /* Compute R for the silo's present W. It replaces the R that the silo used before. If that previous
- * R lasted more than 16 data points, the silo's `patience` is halved, otherwise doubled: a silo with
- * more patience loses more work before it computes the next R. Cheap bounds are made along with R if
- * the previous R lasted more than LASTING data points. */
+ * R lasted more than 16 data points, the silo's `patience` is halved, otherwise doubled: a silo
+ * with more patience loses more work before it computes the next R. Cheap bounds are made along
+ * with R if the previous R lasted more than LASTING data points and the silo's queries begin with
+ * cheap bounds. */
 static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                const double *restrict w, double beta, double gamma, int64_t d,
                                double *restrict bounds_scratch)
@@ -168,8 +169,8 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
  * v v' / s from V^-1. For an action x_a with a = ||x_a||_{V^-1}, this changes V^-1 x_a by at most
  * ||v|| |<x_a, v>| / s <= ||v|| r a / s. This holds for any rounding of W x, because the same
  * rounded W x updated W (ff_observe_whitened). The argument v is W' times the rounded W x, with an
- * error of at most (d + 8) u ||W||_F r, where u = 2^-53. The digits of r^2 below the last digit of s
- * are lost in s - 1: adding `precision` s covers them. The factor 1.01 covers the rounding of the
+ * error of at most (d + 8) u ||W||_F r, where u = 2^-53. The digits of r^2 below the last digit of
+ * s are lost in s - 1: adding `precision` s covers them. The factor 1.01 covers the rounding of the
  * computation below. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
@@ -223,8 +224,8 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
                : largest;
 }
 
-/* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||V^-1 x||), where r is the
- * ranking of the sieve; see ff_bonus_cache.h. The bounds of the query rule out most actions. If
+/* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||V^-1 x||), where r is
+ * the ranking of the sieve; see ff_bonus_cache.h. The bounds of the query rule out most actions. If
  * several remain, these are scored exactly. Returns -1 if there are no bounds, or if too many
  * actions remain. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
@@ -318,8 +319,8 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
         whitened_x->x[0] = NAN;
         state->work += cache->own ? count / 2 : MISS;
         /* Bounds for the present W ruled out too little. That happens in the first batch, where V
-         * is a multiple of I except for the silo's own points. Compute R again when V has twice as
-         * many points, but after at most MOST_PATIENCE further points. */
+         * is a multiple of I except for the silo's own points. Use no bounds until V has twice as
+         * many points, but for at most MOST_PATIENCE further points; then compute R again. */
         if (cache->own && points_count == state->made_at)
             state->retry_at =
                 points_count + (points_count < MOST_PATIENCE ? points_count : MOST_PATIENCE);

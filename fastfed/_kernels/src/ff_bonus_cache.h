@@ -79,9 +79,9 @@ typedef struct {
 /* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||W'W x||), where r > 0
  * is the `ranking` of the sieve; the lowest index if several tie; -1 if the bounds do not decide.
  * Its features are written to x (d). *largest receives -INFINITY if the action certainly passes the
- * sieve (the chosen action passes if r is 1), otherwise an upper bound on all scores. points_count: number
- * of data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3 d^2
- * + d doubles. */
+ * sieve (the chosen action passes if r is 1), otherwise an upper bound on all scores. points_count:
+ * number of data points that entered V since the release. scratch: as for ff_select;
+ * bounds_scratch: 3 d^2 + d doubles. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,

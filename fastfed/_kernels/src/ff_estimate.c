@@ -105,8 +105,8 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
-/* Return C of docs/radius.md: the bonus of x is at most C ||x||_{V^-1} while V = anchor I + sum x x'
- * has `rows` rows x. */
+/* Return C of docs/radius.md: the bonus of an action x is at most C ||x||_{V^-1} while V is anchor
+ * I plus at most `rows` rank-one terms, the rows of a silo that adds them one by one. */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
 {
     const double n = coordinates(radius, d);
@@ -115,10 +115,10 @@ double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t 
            gamma / sqrt(radius->anchor);
 }
 
-/* Return the slack of a sieve: 1 or, if that is larger, a lower bound on the ratio of two bonuses of
- * an action x. The first is C ||x||_{A^-1}, which the regret bound counts (width: C). The second is
- * the bonus in the score, beta ||x||_{V^-1} + gamma ||V^{-1} x||. Here V >= A / inflation, and all
- * eigenvalues of V^{-1} are at most `inverse`. */
+/* Return the slack of a sieve: 1 or, if that is larger, a lower bound on the ratio of two bonuses
+ * of an action x. The first is C ||x||_{A^-1}, which the regret bound counts (width: C). The second
+ * is the bonus in the score, beta ||x||_{V^-1} + gamma ||V^{-1} x||. Here V >= A / inflation, and
+ * all eigenvalues of V^{-1} are at most `inverse`. */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
 {
     /* The last factor covers rounding error. */

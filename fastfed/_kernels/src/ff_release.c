@@ -7,8 +7,8 @@
 
 /* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the sum of the
  * estimates of its two children. estimate (s) holds the estimate of one child and receives that of
- * the node; sibling (s) is the estimate of the other child. level >= 1: that of the node; leaves have
- * level 0. */
+ * the node; sibling (s) is the estimate of the other child. level: that of the node, at
+ * least 1 (leaves have level 0). */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
