@@ -47,6 +47,8 @@ MOST = os.environ.get("FASTFED_LEVEL") or "v4"
 if MOST not in LEVELS:
     raise ImportError(f"FASTFED_LEVEL must be one of {', '.join(LEVELS)}, got {MOST!r}")
 
+# Choose the level at which all kernels run, up to MOST. The result is -1 if this build has only one
+# level.
 cdef int chosen = ff_levels_choose(LEVELS[MOST])
 #: Whether this build has all levels.
 HAS_LEVELS = chosen >= 0

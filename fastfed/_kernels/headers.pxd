@@ -82,10 +82,10 @@ cdef extern from "ff_scores.h" nogil:
                              double *scratch, double *x)
     int64_t ff_select(const ff_actions *actions, const double *w, const double *theta,
                       double beta, double gamma, int64_t d, double *scratch, double *x)
-    int64_t ff_select_least(const ff_actions *actions, const double *w, const double *theta,
-                            double beta, double gamma, const double *other_w,
-                            const double *other_theta, double other_beta, int64_t d,
-                            double *scratch, double *x)
+    int64_t ff_select_max_min(const ff_actions *actions, const double *w, const double *theta,
+                              double beta, double gamma, const double *other_w,
+                              const double *other_theta, double other_beta, int64_t d,
+                              double *scratch, double *x)
     int64_t ff_select_passing(const ff_actions *actions, const double *w, const double *theta,
                               double beta, const double *local_w, const double *local_theta,
                               double local_beta, double limit, double slack, int64_t d,

@@ -41,7 +41,7 @@ def select_sieved(
     slack: float,
     ranking: float,
 ) -> tuple[int, np.ndarray]: ...
-def select_least(
+def select_max_min(
     actions: np.ndarray,
     w: np.ndarray,
     theta: np.ndarray,

@@ -49,7 +49,7 @@ def least_squares(const double[:, ::1] statistics, int64_t d):
 
 
 def hadamard(values):
-    """Return H v for every row v of a (M, 2^k) array."""
+    """Return H v for every row v of a (M, 2^k) array, with H the Hadamard matrix, H H = 2^k I."""
     result = np.array(values, dtype=np.float64, order="C", ndmin=2)
     cdef double[:, ::1] rows = result
     cdef int64_t i
@@ -105,7 +105,8 @@ def sherman_morrison(double[:, ::1] inverse, const double[::1] x):
 
 
 def clip_norm(double[::1] x, double bound):
-    """Scale x to the bound, in place; return True if x exceeded it by more than rounding."""
+    """Scale x to norm `bound` in place if its norm is larger; return True if the norm exceeded the
+    bound by more than rounding."""
     return bool(ff_clip_norm(&x[0], x.shape[0], bound))
 
 
@@ -142,12 +143,13 @@ def bonus_ends(
     actions, const double[:, ::1] w, const double[::1] theta, double beta, double gamma,
     const double[:, ::1] points, const double[:, ::1] basis=None,
 ):
-    """Return (bounds (5, K) on the scores of float32 feature-major actions, w after the points); None
-    if there are no such bounds. For tests.
+    """Return (bounds, new w): bounds (5, K) on the scores of float32 feature-major actions, and w
+    after the points (n, d) have entered V; None if there are no cheap bounds. For tests.
 
-    The rows are upper bounds by few products (with a pool's directions, the rows of basis), by R,
-    and by R one action at a time; then lower bounds in two ways. The bounds are computed from w and
-    hold for w after the points (n, d) have entered V.
+    The bounds are computed from w and hold for the new w. Rows 1 to 3 are upper bounds: the cheap
+    bounds (which use a pool's principal directions, the rows of basis, if it is given), those from
+    ||R x|| for all actions together, and those from ||R x|| for one action at a time. Rows 4 and 5
+    are lower bounds. See ff_bonus_cache_test_bounds.
     """
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
@@ -180,8 +182,9 @@ def select(actions, const double[:, ::1] w, const double[::1] theta, double beta
 
 def select_sieved(actions, const double[:, ::1] w, const double[::1] theta, double beta,
                   double gamma, double limit, double slack, double ranking):
-    """Return (index, features) of the best action by a ranking among those that pass a sieve, see
-    ff_select_sieved."""
+    """Return (index, features) of the action with the largest <x, theta> + ranking b among those
+    that pass a sieve, for b = beta ||x||_{V^-1} + gamma ||V^-1 x||; see ff_sieve in
+    ff_scores.h."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
@@ -192,17 +195,17 @@ def select_sieved(actions, const double[:, ::1] w, const double[::1] theta, doub
     return a, np.asarray(x)
 
 
-def select_least(actions, const double[:, ::1] w, const double[::1] theta, double beta,
-                 double gamma, const double[:, ::1] other_w, const double[::1] other_theta,
-                 double other_beta):
+def select_max_min(actions, const double[:, ::1] w, const double[::1] theta, double beta,
+                   double gamma, const double[:, ::1] other_w, const double[::1] other_theta,
+                   double other_beta):
     """Return (index, features) of the action for which the smaller of its scores by two models is
-    the largest, see ff_select_least."""
+    the largest, see ff_select_max_min."""
     cdef int64_t d = w.shape[0]
     cdef ff_actions view = view_of(actions)
     cdef double[::1] scratch = np.empty(ff_score_scratch(d, view.actions))
     cdef double[::1] x = np.empty(d)
-    cdef int64_t a = ff_select_least(&view, &w[0, 0], &theta[0], beta, gamma, &other_w[0, 0],
-                                     &other_theta[0], other_beta, d, &scratch[0], &x[0])
+    cdef int64_t a = ff_select_max_min(&view, &w[0, 0], &theta[0], beta, gamma, &other_w[0, 0],
+                                       &other_theta[0], other_beta, d, &scratch[0], &x[0])
     return a, np.asarray(x)
 
 
@@ -223,8 +226,9 @@ def select_passing(actions, const double[:, ::1] w, const double[::1] theta, dou
 
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
            const double[::1] theta, double beta, double gamma, sieve=None):
-    """Return (index, features) of the best action by a user's scores (function, state), among those
-    that pass a sieve (limit, slack, ranking) if there is one."""
+    """Return (index, features) of the action with the largest score by a user's compiled function,
+    ``score.function`` with ``score.state``. If there is a sieve, the (limit, slack, ranking) of
+    ff_sieve in ff_scores.h, only actions that pass it may be chosen. See ff_scored."""
     cdef ff_sieve passing
     cdef const ff_sieve *passing_pointer = NULL
     if sieve is not None:
@@ -276,8 +280,8 @@ def belief(model, const double[::1] rest, const double[::1] own, double[:, ::1] 
     """Compute W and theta of a silo's posterior, in place. Returns the weights of the deviations,
     or None if a matrix is not finite.
 
-    model: (R^2, prior, spreads, ridges); rest: the other silos' released sums (s,); own: the silo's
-    raw sums (s,). See ``src/ff_belief.h``.
+    model: (R^2, prior, spreads, ridges), fields of ff_belief_model in ``src/ff_belief.h``; rest:
+    the other silos' released sums (s,); own: the silo's raw sums (s,).
     """
     cdef int64_t d = w.shape[0]
     cdef ff_belief_model m
@@ -299,7 +303,8 @@ def refresh(const double[::1] statistic, double regularizer, double[:, ::1] w, d
 
 
 def choose_regularizer(const double[::1] statistic, double full, double floor, int64_t d):
-    """Return the smallest full j / 8 for which every eigenvalue of V is above floor, or full."""
+    """Return the smallest lambda = full j / 8, j = 0..7, for which every eigenvalue of
+    covariance + lambda I is above floor; full if there is none."""
     cdef double[:, ::1] w = np.empty((d, d))
     cdef double[::1] scratch = np.empty(d * (d + 1) // 2)
     return ff_choose_regularizer(&statistic[0], full, floor, d, &w[0, 0], &scratch[0])
@@ -323,8 +328,9 @@ cdef class FixedModel:
         ff_fixed_make(&self.model[0], &view, &w[0, 0], &theta[0], bound, 0, d, &scratch[0])
 
     def select(self, double beta, double gamma, sieve=None):
-        """Return the action with the largest score, or the best by a sieve (limit, slack,
-        ranking)."""
+        """Return the action with the largest score. With a sieve (limit, slack, ranking): return
+        the best action by the ranking among those that pass the sieve (ff_sieve in
+        ff_scores.h)."""
         cdef ff_sieve passing
         if sieve is None:
             return ff_fixed_choose(&self.model[0], beta, gamma, 1.0)
@@ -337,7 +343,8 @@ cdef class FixedModel:
         return ff_fixed_observe(&self.model[0], y)
 
     def log_entry(self):
-        """Return -ln ||x||^2_{V^-1} of the action selected last."""
+        """Return -ln ||x||^2_{V^-1} of the action selected last. If the actions are unit vectors
+        and V is diagonal, that is the logarithm of the action's entry of V."""
         return ff_fixed_log_entry(&self.model[0])
 
     def inverse_norm(self):
@@ -350,8 +357,10 @@ cdef class FixedModel:
     def parts(self):
         """Return <x, theta>, ||x||^2_{V^-1}, ||V^-1 x||^2 and the indices of the different actions.
 
-        The result has shape (4, n); it is for tests.
+        The result has shape (4, n) for n different actions; it is for tests.
         """
+        # A model starts with 8 numbers, of which number 1 is n. Then 15 arrays follow, padded to
+        # multiples of 8 numbers (`parts` in ff_fixed.c).
         cdef int64_t n = <int64_t>self.model[1]
         arrays = np.array(self.model)[8:8 + 15 * ((n + 7) // 8 * 8)].reshape(15, -1)[:, :n]
         return arrays[[0, 1, 2, 14]]
@@ -366,7 +375,8 @@ def inverse_norm(const double[:, ::1] w):
 
 def row_width(double multiplier, double scale, double base, double anchor, double gamma,
               double rows, int64_t d):
-    """Return C of a silo that adds rows one by one, see ff_row_width. For arms d is 1."""
+    """Return C of a silo that adds rows x one by one: its bonus is at most C ||x||_{V^-1}, see
+    ff_row_width. With arms, pass d = 1."""
     cdef ff_radius radius
     radius.arms = 0
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
@@ -375,18 +385,21 @@ def row_width(double multiplier, double scale, double base, double anchor, doubl
 
 
 def inflation(double lowered, double floor, double inverse):
-    """Return the inflation of the direct radius, see ff_inflation."""
+    """Return the inflation f of the direct radius after lambda was lowered by `lowered`, so that
+    V + lowered I <= f V. All eigenvalues of V are at least floor and at least 1 / inverse."""
     return ff_inflation(lowered, floor, inverse)
 
 
 def slack(double width, double beta, double gamma, double inflation, double inverse):
-    """Return the slack of a sieve, at least 1, see ff_slack."""
+    """Return the slack of a sieve: 1 or, if that is larger, a lower bound on the bonus that the
+    regret bound counts for an action, divided by the bonus in its score. See ff_slack."""
     return ff_slack(width, beta, gamma, inflation, inverse)
 
 
 def radius_at(double multiplier, double scale, double base, double offset, double lam,
               double count, int64_t d):
-    """Return the confidence radius without determinant, see ff_radius."""
+    """Return the confidence radius that depends on count, the number of data points in V, and not
+    on det V. lam: lambda of V. See ff_radius."""
     cdef ff_radius radius
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base
     return ff_radius_at(&radius, offset, lam, count, d)
@@ -394,7 +407,8 @@ def radius_at(double multiplier, double scale, double base, double offset, doubl
 
 def determinant_radius(double multiplier, double scale, double base, double offset, double anchor,
                        double inflation, double log_det, int64_t d):
-    """Return the confidence radius with determinant, see ff_radius. For arms d is 1."""
+    """Return the confidence radius that depends on det V, see ff_radius. With arms, pass d = 1, and
+    as log_det the logarithm of the largest entry of V."""
     cdef ff_radius radius
     radius.arms = 0
     radius.multiplier, radius.scale, radius.base = multiplier, scale, base

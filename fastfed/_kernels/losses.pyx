@@ -30,7 +30,8 @@ class LossError(RuntimeError):
 
 
 def loss_error(status):
-    """Return the exception for a status of the C code."""
+    """Return the exception for a status of the C code. FF_NOT_FINITE also means a loss outside
+    [0, 1]."""
     return LossError(
         "the function of the losses returned a number outside [0, 1]"
         if status == FF_NOT_FINITE
@@ -171,10 +172,15 @@ cdef class Losses:
     def walk(self, const int64_t[:, ::1] rounds, leaves, int64_t release, double[::1] x,
              double[:, :, ::1] v, double[:, ::1] points, bounds, *, bint linear, str noise_by,
              int64_t threads=1):
-        """Move x (d,) by the leaves of a phase, in place; return the experts (count,) that x moves
-        towards. rounds (m, used) are the samples of the phase; v (depths, m, d) and points (depths,
-        d) are its path, which is updated. ``leaves`` (count, 6): rows (tree, depth, start, stop,
-        step, scale), for exchange ``release`` and the following ones."""
+        """Perform the exchanges ``release``, ``release`` + 1, ... of a phase of private Frank-Wolfe
+        (ff_walk_leaves), one for each leaf. Each moves x (d,) towards one expert, in place. Returns
+        these experts (count,).
+
+        ``leaves`` (count, 6): rows (tree, depth, start, stop, step, scale), as in ff_leaf.
+        ``rounds`` (m, used): the rounds that each silo uses in the phase. ``v`` (depths, m, d) and
+        ``points`` (depths, d): the gradient estimates on the path to a leaf, and the points x of
+        these estimates; both are updated. ``bounds``: (low, high, smoothness) of ff_walk.
+        """
         cdef int64_t status, i, count = len(leaves), m = self.c.silos, d = self.c.experts
         cdef ff_walk w
         cdef const double[:, ::1] rows = leaves
@@ -251,11 +257,14 @@ cdef class Coins(Losses):
     def course(self, str decides, int64_t first, int64_t last, bint asks, int64_t[::1] lost,
                int64_t[::1] latest, decided, const double[::1] table, int64_t alone,
                double[::1] regret, double sum, int64_t at, const int64_t[::1] checkpoints):
-        """Run rounds first + 1..last of ff_course, or only the first ones of them. ``decided``:
-        (expert, number of exchanges, changes of the leader, whether nothing is compared, before,
-        limit, scale of a query). ``regret`` (C,) receives the regret at each of ``checkpoints``, of
-        which ``at`` are reached; ``sum`` is the loss of the decisions so far. Returns (last round,
-        expert, exchanges, changes, sum, at)."""
+        """Run rounds first + 1, ..., last by ff_course_run, which stops earlier before a decision
+        that it cannot make. Returns (last round that was run, expert, exchanges, changes, sum, at).
+
+        ``decided``: the state (expert, number of exchanges, changes of the leader, spent, before,
+        limit, query_scale); the last four are those of ff_sparse. ``regret`` (C,) receives the
+        regret at each of ``checkpoints``, of which ``at`` are reached; ``sum`` is the loss of the
+        decisions so far. The other arguments are those of ff_course_run and fields of ff_course.
+        """
         cdef ff_course c
         cdef ff_sparse s
         cdef ff_regret r

@@ -620,7 +620,7 @@ class OwnBound:
         The bound of an action is the smaller of two: one by the estimate ``public`` from released
         sums with the radii ``beta`` and ``gamma``, and one by the model of the silo's raw data.
         """
-        return linalg.select_least(
+        return linalg.select_max_min(
             actions, public.w, public.theta, beta, gamma, self.w, self.theta, self.radius
         )
 

@@ -79,7 +79,7 @@ SIGNATURES = {
     "ff_score_scratch": "ii:i",
     "ff_scores": "pppddipp:",
     "ff_select": "pppddippp:i",
-    "ff_select_least": "pppddppdipp:i",
+    "ff_select_max_min": "pppddppdipp:i",
     "ff_screen_f32_scratch": "ii:i",
     "ff_screen_f32": "pppddipp:i",
     "ff_fill_capacity": "ii:i",
@@ -371,7 +371,7 @@ def outputs(leaves: LeafLibrary) -> dict[str, bytes]:
                 assert chosen == np.argmax(scores)
                 store(f"scores and select {a.dtype} {layout} {gamma}", scores, chosen, best)
                 other = w, theta[::-1].copy(), 0.3
-                chosen = leaves.select_least(view, w, theta, 0.4, gamma, *other, D, space, best)
+                chosen = leaves.select_max_min(view, w, theta, 0.4, gamma, *other, D, space, best)
                 store(f"select least {a.dtype} {layout} {gamma}", chosen, best)
 
     ratio = leaves.observe(w, theta, x, y, D, scratch)

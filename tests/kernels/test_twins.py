@@ -349,7 +349,7 @@ def test_select(seed, d, k, beta, gamma):
             assert scores[twin_index] == pytest.approx(scores[index], rel=1e-12, abs=1e-13)
 
 
-def test_select_least_maximises_the_minimum_of_two_scores():
+def test_select_max_min_maximises_the_minimum_of_two_scores():
     """Compare with exact scores bit for bit; of equal scores the first wins."""
     rng = np.random.default_rng(8)
     for case in range(400):
@@ -365,7 +365,7 @@ def test_select_least_maximises_the_minimum_of_two_scores():
                 compiled.scores(view, first_w, theta, beta, gamma),
                 compiled.scores(view, second_w, second_theta, second_beta, 0.0),
             )
-            chosen, x = compiled.select_least(
+            chosen, x = compiled.select_max_min(
                 view, first_w, theta, beta, gamma, second_w, second_theta, second_beta
             )
             assert chosen == min_scores.argmax()

@@ -46,9 +46,9 @@ void ff_psum(double *restrict sums, const double *restrict leaf, int64_t level, 
     ff_add(node, leaf, s);
 }
 
-/* Compute the sum of the first k leaves, a prefix, into out (s): the sum of one node of the binary
- * tree for each 1 in the binary digits of k. Row j of nodes (., s) is the latest node of
- * level j. */
+/* Compute the prefix sum, the sum of the first k leaves, into out (s). Row j of nodes (., s) is the
+ * latest node of level j of the binary tree. The prefix sum adds the rows j for which binary digit
+ * j of k is 1. */
 void ff_prefix(const double *restrict nodes, int64_t k, int64_t s, double *restrict out)
 {
     memset(out, 0, (size_t)s * sizeof(double));
@@ -75,7 +75,9 @@ void ff_add_noise(const double *restrict statistic, const double *restrict norma
     }
 }
 
-/* Return the number of doubles that drawing the normals of one statistic writes: whole vectors. */
+/* Return a number of doubles that has space for drawing the normals of one statistic. The normals
+ * of the covariance begin at entry d. Both draws (draw_two_streams) write whole vectors, so they
+ * write more than the statistic's numbers. */
 int64_t ff_noise_capacity(int64_t d)
 {
     return d + ff_normal_capacity_f64(d * (d + 1) / 2) + ff_normal_capacity_f64(d);
@@ -103,8 +105,9 @@ void ff_node_normals(uint64_t seed, int64_t replicate, int64_t silo, int64_t nod
     draw_two_streams(seed, FF_BIAS_NOISE, FF_COV_NOISE, replicate, silo, node, d, normals);
 }
 
-/* Draw standard normals as ff_node_normals does, for noise that is drawn once for all silos. The
- * streams have the number of silos where those of ff_node_normals have the index of a silo. */
+/* Draw standard normals as ff_node_normals does, for noise that is drawn once for all silos. These
+ * streams have their own purposes, and their `silo` is the number of silos instead of the index of
+ * one silo. */
 void ff_sum_normals(uint64_t seed, int64_t replicate, int64_t silos, int64_t node, int64_t d,
                     double *restrict normals)
 {

@@ -65,11 +65,14 @@ static void use_release(const ff_bonus_cache *cache, ff_bonus_silo *state)
     state->grown = state->grown_in_all;
 }
 
-/* Return 1 if cheap bounds are worth computing for the next batch. They take about d^3 products, as
- * bounding 2 d actions by R does. Most actions then need no bound by R. If cheap bounds failed for
- * most silos in the last batch, they are tried now and then only. They do not pay if eager silos
- * (cache->own is set) are offered each query often (AGAIN); a lazy silo chooses only once for each
- * query. choices: number of actions in all choices of the batch. */
+/* Return 1 if cheap bounds are worth computing for the next batch.
+ *
+ * Making them costs about d^3 products of numbers, as much as bounding 2 d actions by R, but most
+ * actions then need no bound by R. If most silos began their queries with bounds by R in the last
+ * batch, because cheap bounds failed or were not made, cheap bounds are made in one of 32 batches.
+ * They do not pay if eager silos (cache->own is set) are expected to be offered each query more
+ * than AGAIN times. Lazy silos choose only once for each query. choices: number of actions in all
+ * choices of the batch. */
 static int cheap_pays(const ff_bonus_cache *cache, int64_t released, double choices, int64_t silos,
                       int64_t d)
 {
@@ -91,7 +94,8 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     if (!cache->silo || !ff_screen_i16_available())
         return;
     cache->version = 0;
-    /* With a second bonus, no bounds if screening all choices costs less than computing R. */
+    /* With a second bonus (gamma > 0), bounds need R. They are not made if screening all choices
+     * costs less than computing R. */
     if (gamma == 0.0 || choices > 2.0 * (double)d) {
         if (ff_bonus_bounds_make(w, beta, gamma, cache->sample,
                                  silos < FF_SAMPLES ? silos : FF_SAMPLES,
@@ -120,8 +124,11 @@ void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo)
         use_release(cache, cache->silo + silo);
 }
 
-/* Compute R for the silo's present W, which replaces the R that the silo used. If the previous R
- * lasted more than 16 data points, the silo's patience is halved, otherwise doubled. */
+/* Compute R for the silo's present W. It replaces the R that the silo used before. If that previous
+ * R lasted more than 16 data points, the silo's `patience` is halved, otherwise doubled: a silo
+ * with more patience loses more work before it computes the next R. Cheap bounds are made along
+ * with R if the previous R lasted more than LASTING data points and the silo's queries begin with
+ * cheap bounds. */
 static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                                const double *restrict w, double beta, double gamma, int64_t d,
                                double *restrict bounds_scratch)
@@ -132,11 +139,11 @@ static void compute_own_factor(ff_bonus_cache *cache, int64_t silo, int64_t poin
     state->patience = lasted > 16 ? (state->patience + 1) / 2 : 2 * state->patience;
     if (state->patience > MOST_PATIENCE)
         state->patience = MOST_PATIENCE;
-    const int cheap = lasted > LASTING && state->first_stage == CHEAP &&
-                      has_cheap_bounds(bounds_of(cache->factor));
+    const int with_cheap = lasted > LASTING && state->first_stage == CHEAP &&
+                           has_cheap_bounds(bounds_of(cache->factor));
     const int has_factor =
-        ff_bonus_bounds_make(w, beta, gamma, cache->sample + silo * d, 1, cheap, cache->directions,
-                             d, bounds_scratch, (ff_bonus_bounds *)factor);
+        ff_bonus_bounds_make(w, beta, gamma, cache->sample + silo * d, 1, with_cheap,
+                             cache->directions, d, bounds_scratch, (ff_bonus_bounds *)factor);
     state->factor = factor;
     state->version = has_factor ? cache->version + STAGES * ++state->made : 0;
     state->made_at = points_count;
@@ -155,13 +162,16 @@ FF_INLINE double bonus_of(const ff_bonus_silo *state, double beta, double gamma)
     return hypot(first, gamma / sqrt(bounds_of(state->factor)->model.c));
 }
 
-/* Update the bounds on how far the silo's bonuses have moved since the release, by a data point.
+/* A data point x enters the silo's V: raise the bounds on how far the silo's bonuses have moved,
+ * since the release and since the silo's R was computed.
  *
- * Proof: with v = V^-1 x and r^2 = x'v = s - 1, a data point subtracts v v' / s from V^-1. So V^-1
- * x_a changes by at most ||v|| |<x_a, v>| / s <= ||v|| r a / s, a = ||x_a||_{V^-1}. This holds for
- * any rounding of W x, because W was updated by the rounded value (ff_observe_whitened). v is that
- * value times W', accurate to (d + 8) u ||W||_F r. s - 1 has lost the digits below the last digit
- * of s, which `precision` s covers. The factor 1.01 covers rounding here. */
+ * Proof: for the V before the point, let v = V^-1 x, r^2 = x'v and s = 1 + r^2. The point subtracts
+ * v v' / s from V^-1. For an action x_a with a = ||x_a||_{V^-1}, this changes V^-1 x_a by at most
+ * ||v|| |<x_a, v>| / s <= ||v|| r a / s. This holds for any rounding of W x, because the same
+ * rounded W x updated W (ff_observe_whitened). The argument v is W' times the rounded W x, with an
+ * error of at most (d + 8) u ||W||_F r, where u = 2^-53. The digits of r^2 below the last digit of
+ * s are lost in s - 1: adding `precision` s covers them. The factor 1.01 covers the rounding of the
+ * computation below. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {
@@ -197,8 +207,9 @@ FF_INLINE void record_bounds(int64_t *query_version, int64_t found_version, int6
         __atomic_store_n(query_version, version, __ATOMIC_RELEASE);
 }
 
-/* Return -INFINITY if action a certainly passes the sieve, otherwise an upper bound on all scores.
- * factor: a bonus is at most factor ||R x||. The factor 1.001 covers rounding. */
+/* Return -INFINITY if the chosen action a certainly passes the sieve, otherwise an upper bound on
+ * the scores of all actions. With a ranking of 1 action a has the largest score, so it passes.
+ * factor: every bonus is at most factor ||R x||; the 1.001 covers rounding. */
 static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *sieve, int64_t a,
                                      const double *theta, double beta, double gamma,
                                      double factor)
@@ -215,9 +226,10 @@ static double largest_unless_passing(const ff_score_bounds *b, const ff_sieve *s
     return least >= largest ? -INFINITY : largest;
 }
 
-/* Return the action with the largest ranking, by the bounds of the query; see ff_bonus_cache.h. If
- * the bounds leave several actions, these are scored exactly. Returns -1 if there are no bounds, or
- * if they leave too many actions. */
+/* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||V^-1 x||), where r is
+ * the ranking of the sieve; see ff_bonus_cache.h. The bounds of the query rule out most actions. If
+ * several remain, these are scored exactly. Returns -1 if there are no bounds, or if too many
+ * actions remain. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -268,15 +280,16 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     b.stage = found_version - state->version;
     const int exists = b.stage >= 0 && b.stage < STAGES;
     ff_compute_bounds(&b, state->first_stage, exists, theta, aligned(back + d));
-    /* With principal directions, cheap bounds leave few actions above an exact score, but many
-     * above a lower bound by R. */
+    /* With principal directions, few cheap bounds reach the exact score of the most promising
+     * action, but many reach a lower bound on that score by R. So its exact score is used. */
     const int use_score = b.stage == CHEAP && cache->directions;
     int64_t best = ff_most_promising(&b, use_score);
-    /* The mean is read after everything that follows, from memory that nothing else reads: prefetch
-     * it. */
+    /* After the choice, the expected reward (mean) of the chosen action is read, from memory that
+     * nothing else reads. Prefetch that of the most promising action. */
     if (actions->mean)
         FF_PREFETCH(actions->mean + best);
-    /* Usually bounds alone decide. The growth of V is not tracked without a second bonus. */
+    /* Usually bounds alone decide. For an eager silo they need the growth of V, which is tracked
+     * only with a second bonus (gamma > 0). */
     if (!use_score && (!cache->own || gamma != 0.0) &&
         ff_bounds_decide(&b, theta, beta, gamma, &best)) {
         record_bounds(query_version, found_version, state->version + b.stage);
@@ -307,9 +320,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     if (n == 0 || n > FEW(count)) {
         whitened_x->x[0] = NAN;
         state->work += cache->own ? count / 2 : MISS;
-        /* New bounds ruled out too little. That happens in the first batch, where V is a multiple
-         * of I except for the silo's own points. Retry when V has twice as many points, but after
-         * at most MOST_PATIENCE further points. */
+        /* Bounds for the present W ruled out too little. That happens in the first batch, where V
+         * is a multiple of I except for the silo's own points. Use no bounds until V has twice as
+         * many points, but for at most MOST_PATIENCE further points; then compute R again. */
         if (cache->own && points_count == state->made_at)
             state->retry_at =
                 points_count + (points_count < MOST_PATIENCE ? points_count : MOST_PATIENCE);
@@ -334,7 +347,9 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return chosen;
 }
 
-/* For tests: compute all kinds of bounds on the scores of all actions into results (5, K). */
+/* For tests: compute all five kinds of bounds on the scores of all actions into results (5, K), see
+ * ff_bonus_cache.h. Returns 1, or 0 if there are no cheap bounds or the actions do not fit 16
+ * bits. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
@@ -354,7 +369,7 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
                               bounds_scratch, bounds) ||
         !has_cheap_bounds(bounds))
         return 0;
-    /* Set updated_w to W after the data points, and update the growth bounds. */
+    /* Set updated_w to W after the data points, and record in `state` how V changes. */
     ff_bonus_silo state = {.factor = scratch, .grown = 1.0};
     ff_bonus_cache cache = {.silo = &state, .factor = scratch};
     memcpy(updated_w, w, (size_t)(d * d) * sizeof(double));
@@ -395,27 +410,29 @@ int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_direction
 }
 
 #else
-/* Return 0: built without these instructions, there are no bounds. The functions below do nothing,
- * and ff_bonus_cache_choose leaves every choice to screening. */
+/* Without the instructions of ff_wide.h (FF_WIDE is not defined) there are no bounds. So all
+ * functions below do nothing, and ff_bonus_cache_choose leaves every choice to screening. */
+
+/* Return 0: without FF_WIDE there are no cheap bounds. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
-                                   int64_t points_count, double *restrict now, int64_t d,
+                                   int64_t points_count, double *restrict updated_w, int64_t d,
                                    double *restrict scratch, float *restrict results)
 {
     (void)actions, (void)w, (void)theta, (void)beta, (void)gamma, (void)d, (void)scratch;
-    (void)points, (void)points_count, (void)now, (void)results, (void)directions;
+    (void)points, (void)points_count, (void)updated_w, (void)results, (void)directions;
     return 0;
 }
 
-/* Return 0: there are no bounds to store. */
+/* Return 0: without FF_WIDE there are no bounds to store. */
 int64_t ff_bonus_cache_size(int64_t d)
 {
     (void)d;
     return 0;
 }
 
-/* Do nothing: there are no bounds to compute. */
+/* Do nothing: without FF_WIDE there are no bounds to compute. */
 void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int64_t released,
                             double beta, double gamma, double choices, int64_t silos, int64_t d,
                             double *restrict scratch)
@@ -424,7 +441,7 @@ void ff_bonus_cache_refresh(ff_bonus_cache *cache, const double *restrict w, int
     (void)d, (void)scratch;
 }
 
-/* Return -1: there are no bounds to choose by. */
+/* Return -1: without FF_WIDE there are no bounds, so screening must choose. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -440,10 +457,10 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
     return -1;
 }
 
-/* Do nothing: there are no bounds to reset. */
+/* Do nothing: without FF_WIDE there are no bounds to reset. */
 void ff_bonus_cache_rewind(ff_bonus_cache *cache, int64_t silo) { (void)cache, (void)silo; }
 
-/* Do nothing: there are no bounds to update. */
+/* Do nothing: without FF_WIDE there are no bounds to update. */
 void ff_bonus_cache_observe(ff_bonus_cache *cache, int64_t silo, const double *restrict v, double s,
                             int64_t d)
 {

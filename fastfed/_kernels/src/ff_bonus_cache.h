@@ -79,9 +79,9 @@ typedef struct {
 /* Return the action with the largest <x, theta> + r (beta ||W x|| + gamma ||W'W x||), where r > 0
  * is the `ranking` of the sieve; the lowest index if several tie; -1 if the bounds do not decide.
  * Its features are written to x (d). *largest receives -INFINITY if the action certainly passes the
- * sieve (any action passes if r is 1), otherwise an upper bound on all scores. points_count: number
- * of data points that entered V since the release. scratch: as for ff_select; bounds_scratch: 3 d^2
- * + d doubles. */
+ * sieve (the chosen action passes if r is 1), otherwise an upper bound on all scores. points_count:
+ * number of data points that entered V since the release. scratch: as for ff_select;
+ * bounds_scratch: 3 d^2 + d doubles. */
 int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t points_count,
                               const ff_actions *actions, const double *restrict w,
                               const double *restrict theta, double beta, double gamma,
@@ -90,15 +90,20 @@ int64_t ff_bonus_cache_choose(ff_bonus_cache *cache, int64_t silo, int64_t point
                               double *restrict x, const ff_whitened *whitened_x,
                               double *restrict largest);
 
-/* For tests: compute bounds on the scores of all actions into `results` (5 rows of K). The rows are
- * upper bounds by few products, by R, and by R one action at a time; then lower bounds by R, and by
- * R and ||W x||. The bounds are computed from w and are valid for `now` (d x d), which is w after
- * `points_count` points (., d) have entered V. Returns 0 if there are no cheap bounds. scratch:
- * that of a cache, of screening a panel, and 3 d^2 + d doubles. */
+/* For tests: compute bounds on the scores of all actions into `results` (5, K). The rows are:
+ * 1. upper bounds from the cheap bounds (ff_bonus_few.h);
+ * 2. upper bounds from ||R x||, computed for all actions together;
+ * 3. upper bounds from ||R x||, computed for one action at a time;
+ * 4. lower bounds from ||R x||;
+ * 5. lower bounds from ||R x|| and ||W x||.
+ * The bounds are computed from w. They are valid for updated_w (d x d), which receives w after
+ * `points_count` points (., d) have entered V. Returns 0 if there are no cheap bounds, or if the
+ * actions do not fit 16 bits. scratch: that of a cache, of screening a panel, and 3 d^2 + d
+ * doubles. */
 int64_t ff_bonus_cache_test_bounds(const ff_actions *actions, const ff_directions *directions,
                                    const double *restrict w, const double *restrict theta,
                                    double beta, double gamma, const double *restrict points,
-                                   int64_t points_count, double *restrict now, int64_t d,
+                                   int64_t points_count, double *restrict updated_w, int64_t d,
                                    double *restrict scratch, float *restrict results);
 
 /* Update the bounds after a data point entered a silo's V. v: V^{-1} x for the previous V; s: the

@@ -29,9 +29,10 @@ double ff_refresh(const double *restrict statistic, double lambda, int64_t d, do
     return -1.0;
 }
 
-/* Return the smallest lambda = full j / 8 for which all eigenvalues of covariance + lambda I are
- * above `floor`, by bisection over j. Cholesky succeeds if (lambda - floor) I makes the covariance
- * positive definite. `full` itself is assumed to be large enough, and is returned if floor is 0. */
+/* Return the smallest lambda among full j / 8, j = 0..8, for which all eigenvalues of
+ * covariance + lambda I are above `floor`. j is found by bisection. A value is large enough if the
+ * Cholesky factorisation of covariance + (lambda - floor) I succeeds. The value j = 8, `full`, is
+ * not tested but assumed to be large enough; it is also returned if floor is 0. */
 double ff_choose_regularizer(const double *restrict statistic, double full, double floor,
                              int64_t d, double *restrict w, double *restrict scratch)
 {
@@ -51,8 +52,8 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
     return full * (double)high / 8.0;
 }
 
-/* Return the confidence radius by the bound that depends on count, the number of data points
- * that V contains. */
+/* Return the confidence radius by the bound that depends on `count`, the number of data points that
+ * V contains, and not on det V. */
 double ff_radius_at(const ff_radius *radius, double offset, double lambda, double count,
                     int64_t d)
 {
@@ -61,8 +62,9 @@ double ff_radius_at(const ff_radius *radius, double offset, double lambda, doubl
            (offset + radius->scale * sqrt(radius->base + (double)d * ff_log(growth)));
 }
 
-/* Return the inflation 1 + lowered min(inverse, 1 / floor) of the direct radius, for a lambda that
- * was lowered by `lowered`; see ff_estimate.h. */
+/* Return the inflation f = 1 + lowered min(inverse, 1 / floor) of the direct radius, or 1 if lambda
+ * was not lowered. Proof that V + lowered I <= f V: all eigenvalues of V are at least `floor`, and
+ * all eigenvalues of V^{-1} are at most `inverse`. */
 double ff_inflation(double lowered, double floor, double inverse)
 {
     return lowered > 0.0 ? 1.0 + lowered * (inverse * floor < 1.0 ? inverse : 1.0 / floor) : 1.0;
@@ -93,7 +95,8 @@ double ff_log_volume(const ff_radius *radius, const double *w, int64_t d)
     return -2.0 * ff_log(least);
 }
 
-/* Return the confidence radius by the bound that depends on ln det V (log_det). */
+/* Return the confidence radius by the bound that depends on det V. log_det: ff_log_volume(), which
+ * is ln det V without arms; log_inflation: ff_log_inflation(), which is ln(inflation / anchor). */
 double ff_determinant_radius(const ff_radius *radius, double offset, double inflation,
                              double log_inflation, double log_det, int64_t d)
 {
@@ -102,8 +105,8 @@ double ff_determinant_radius(const ff_radius *radius, double offset, double infl
     return radius->multiplier * (offset + radius->scale * sqrt(width));
 }
 
-/* Return C of docs/radius.md: the bonus that the regret bound counts for each unit of
- * ||x||_{V^-1}. */
+/* Return C of docs/radius.md: the bonus of an action x is at most C ||x||_{V^-1} while V is anchor
+ * I plus at most `rows` rank-one terms, the rows of a silo that adds them one by one. */
 double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t d)
 {
     const double n = coordinates(radius, d);
@@ -112,8 +115,10 @@ double ff_row_width(const ff_radius *radius, double gamma, double rows, int64_t 
            gamma / sqrt(radius->anchor);
 }
 
-/* Return the slack of a sieve: a lower bound on C ||x||_{A^-1} / (the bonus of x), where V >= A /
- * inflation; but at least 1. width: C. */
+/* Return the slack of a sieve: 1 or, if that is larger, a lower bound on the ratio of two bonuses
+ * of an action x. The first is C ||x||_{A^-1}, which the regret bound counts (width: C). The second
+ * is the bonus in the score, beta ||x||_{V^-1} + gamma ||V^{-1} x||. Here V >= A / inflation, and
+ * all eigenvalues of V^{-1} are at most `inverse`. */
 double ff_slack(double width, double beta, double gamma, double inflation, double inverse)
 {
     /* The last factor covers rounding error. */

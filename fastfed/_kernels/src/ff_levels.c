@@ -14,7 +14,7 @@ int ff_levels_choose(int highest)
     return -1;
 }
 
-/* Return the highest level, because this build has only one. */
+/* Return the highest level: this build has only one level, so no function is excluded. */
 int ff_levels_chosen(void) { return FF_LEVEL_V4; }
 
 #else
@@ -37,7 +37,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_sum_normals) \
     each(ff_honaker) each(ff_honaker_number) each(ff_nested_draws) \
     each(ff_buffered) each(ff_buffered_column) \
-    each(ff_add_weighted) each(ff_begin_weighted) \
+    each(ff_add_weighted) each(ff_weighted_sums) \
     each(ff_round_noisy) \
     each(ff_coins_masks) each(ff_coins_make) each(ff_coins_row) each(ff_coins_add) \
     each(ff_coins_columns) each(ff_course_run) \
@@ -53,7 +53,7 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_observe_whitened) each(ff_whiten) each(ff_whiten_back) each(ff_accumulate) \
     each(ff_accumulate_many) \
     each(ff_rank_one) each(ff_sherman_morrison) each(ff_clip_norm) \
-    each(ff_score_scratch) each(ff_scores) each(ff_select_least) each(ff_best_of) \
+    each(ff_score_scratch) each(ff_scores) each(ff_select_max_min) each(ff_best_of) \
     each(ff_select) each(ff_select_sieved) each(ff_best_sieved) each(ff_select_passing) each(ff_features) each(ff_scored_scratch) \
     each(ff_scored) \
     each(ff_all_finite) \
@@ -79,8 +79,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_screen_f32_small_fits) each(ff_screen_f32_small)                                   
 /* clang-format on */
 
-/* Functions of the files that use instructions directly (ff_wide.h), as called from other files.
- * Their v4 is compiled for AVX-512 VNNI too. */
+/* Functions of the files that use vector instructions directly (ff_wide.h), if other files call
+ * them. Their v4 also uses AVX-512 VNNI. */
 /* clang-format off */
 #define EACH_WIDE(each) \
     each(ff_screen_i16_available) each(ff_screen_i16_fits) each(ff_quantised_bytes) \
@@ -90,8 +90,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_bonus_cache_rewind) \
     each(ff_bonus_cache_choose) each(ff_bonus_cache_test_bounds) each(ff_bonus_cache_observe)
 
-/* Functions that only these files call. They have a name for each level, but no entry in the
- * table. */
+/* Functions of the files that use ff_wide.h, if only these files call them. They have a name for
+ * each level, but no entry in the tables below. */
 #define EACH_WITHIN(each) \
     each(ff_quantise_i16) each(ff_quantise_row) \
     each(ff_quantise_factor) each(ff_quantised_factor_size) \
@@ -109,7 +109,8 @@ int ff_levels_chosen(void) { return FF_LEVEL_V4; }
     each(ff_best_by_intervals)
 /* clang-format on */
 
-/* The types are in the headers, which this file does not include. */
+/* Stands for every function here: their true types are in headers that this file does not
+ * include. */
 typedef void function(void);
 
 #if defined(__APPLE__)
@@ -123,7 +124,8 @@ typedef void function(void);
 #define HIDE(name)
 #endif
 
-/* A valid target of indirect jumps, where processors check that (CET). */
+/* The instruction that marks a valid target of indirect jumps, for processors that check targets
+ * (CET). */
 #ifdef __CET__
 #define LANDING "endbr64\n"
 #else
@@ -144,7 +146,8 @@ typedef void function(void);
 EACH_OF(ENTRY)
 EACH_WIDE(ENTRY)
 
-    /* The table of all functions; the last entry has no name. Tests read it. */
+    /* An entry of a table of functions; the last entry of a table has no name. Tests read
+     * ff_levels. */
     typedef struct {
     const char *name; /* the function */
     function *of[FF_LEVEL_COUNT]; /* its versions, by level */
@@ -160,15 +163,16 @@ static const row wide[] = {EACH_WIDE(ROW){NULL, {NULL}, NULL}};
 /* The level that runs now. */
 static int chosen_level = FF_LEVEL_BASE;
 
-/* Set the pointers of a table to one level. */
-static void set_pointers(const row *each, int level)
+/* Let callers of every function in a table use its version for one level. */
+static void set_pointers(const row *table, int level)
 {
-    for (; each->name; each++)
+    for (const row *each = table; each->name; each++)
         *each->at = each->of[level];
 }
 
-/* Choose the highest instruction level up to `highest` that this processor supports, and return
- * it. */
+/* Choose the highest instruction level up to `highest` that this processor supports, and return it.
+ * Functions that use vector instructions directly need AVX-512 VNNI at level v4; on a processor
+ * without it they run at v3. */
 int ff_levels_choose(int highest)
 {
     const int supported = ff_processor_level();

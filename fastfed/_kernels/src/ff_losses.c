@@ -60,8 +60,8 @@ int64_t ff_losses_row(const ff_losses *l, uint64_t seed, int64_t replicate, int6
     return FF_OK;
 }
 
-/* Add up the rows of all silos in rounds first..last of a table or a function, into sums (d).
- * Returns FF_OK or a negative status. */
+/* Add up the losses of each expert over all silos in rounds first..last, into sums (d), if the
+ * losses come from a table or a user's function. Returns FF_OK or a negative status. */
 static int64_t sum_rows(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const ff_losses_scratch *scratch, int64_t *restrict sums)
 {
@@ -84,39 +84,39 @@ typedef struct {
     uint64_t seed;
     int64_t replicate, block, rounds, segments; /* block: number of rounds in a block; rounds,
                                                  * segments: their total numbers */
-    const int64_t *edges; /* (segments + 1): round before each segment */
+    const int64_t *edges; /* (segments + 1): segment i has the rounds edges[i] + 1..edges[i + 1] */
     ff_stream coin;       /* the stream of silo 0 with index 0 */
     const ff_losses_scratch *scratch;
     int64_t *totals;      /* (segments, d): integers, so the order of additions does not matter */
     int64_t failed;       /* FF_OK, or the status of a failure */
 } ff_blocks;
 
-/* Add the coins of rounds from + 1 .. end, the first of which is in segment `low`, to the totals of
- * their segments. */
-static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_t low,
+/* Add the coins of rounds from + 1..end to the totals of their segments. segment: the segment of
+ * round from + 1. */
+static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_t segment,
                       const ff_losses_scratch *scratch)
 {
     const ff_losses *l = blocks->l;
     const int64_t d = l->experts, *edges = blocks->edges;
     const int64_t rows = l->common ? 1 : l->silos, times = l->common ? l->silos : 1;
-    /* Other threads may add to the first segment (head) and to the last one (tail), so sums for
-     * these go to the thread's scratch first. */
-    const int64_t head = edges[low] < from ? low : -1;
+    /* A segment that begins before these rounds (head) or ends after them (tail) also gets sums
+     * from other threads. So its sums here go to the thread's scratch first. */
+    const int64_t head = edges[segment] < from ? segment : -1;
     int64_t tail = -1;
     memset(scratch->sums, 0, (size_t)(2 * d) * sizeof *scratch->sums);
     for (int64_t base = from; base < end; base += FF_COIN_ROUNDS) {
         const int64_t n = end - base < FF_COIN_ROUNDS ? end - base : FF_COIN_ROUNDS;
         int64_t *to[FF_COIN_ROUNDS];
         for (int64_t i = 0; i < n; i++) {
-            while (edges[low + 1] <= base + i)
-                low++;
-            if (low == head) {
+            while (edges[segment + 1] <= base + i)
+                segment++;
+            if (segment == head) {
                 to[i] = scratch->sums;
-            } else if (edges[low + 1] > end) {
+            } else if (edges[segment + 1] > end) {
                 to[i] = scratch->sums + d;
-                tail = low;
+                tail = segment;
             } else {
-                to[i] = blocks->totals + low * d;
+                to[i] = blocks->totals + segment * d;
             }
             if (l->planned >= 0)
                 to[i][l->planned] += l->silos * ff_planned_loses(l, base + i + 1);
@@ -134,7 +134,8 @@ static void add_coins(const ff_blocks *blocks, int64_t from, int64_t end, int64_
     }
 }
 
-/* Task: add up the rows of all silos in one block of rounds, for each segment. */
+/* Task: add up the losses of all silos in one block of rounds, and add the sums to the totals of
+ * the segments that the rounds belong to. */
 static void sum_block(void *work, int64_t index, int64_t thread)
 {
     ff_blocks *blocks = work;
@@ -147,26 +148,26 @@ static void sum_block(void *work, int64_t index, int64_t thread)
     const int64_t end_index =
         first_index + blocks->block < blocks->rounds ? first_index + blocks->block : blocks->rounds;
     const int64_t from = edges[0] + first_index, end = edges[0] + end_index;
-    int64_t low = 0, high = blocks->segments;
-    /* Find the segment that the block begins in. */
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
+    /* Find the segment of the first round of the block, by bisection. */
+    int64_t segment = 0, later = blocks->segments;
+    while (later - segment > 1) {
+        int64_t middle = (segment + later) / 2;
         if (edges[middle] <= from)
-            low = middle;
+            segment = middle;
         else
-            high = middle;
+            later = middle;
     }
     if (blocks->l->kind == FF_LOSS_COINS) {
-        add_coins(blocks, from, end, low, thread_scratch);
+        add_coins(blocks, from, end, segment, thread_scratch);
         return;
     }
-    for (int64_t last_done = from; last_done < end; low++) {
-        const int64_t last = edges[low + 1] < end ? edges[low + 1] : end;
+    for (int64_t last_done = from; last_done < end; segment++) {
+        const int64_t last = edges[segment + 1] < end ? edges[segment + 1] : end;
         if (last <= last_done)
             continue;
         /* If a segment lies inside the block, no other thread adds to it. */
-        const int whole = edges[low] >= from && edges[low + 1] <= end;
-        int64_t *sums = whole ? blocks->totals + low * d : thread_scratch->sums;
+        const int whole = edges[segment] >= from && edges[segment + 1] <= end;
+        int64_t *sums = whole ? blocks->totals + segment * d : thread_scratch->sums;
         const int64_t status = sum_rows(blocks->l, blocks->seed, blocks->replicate, last_done + 1,
                                         last, thread_scratch, sums);
         if (status < 0) {
@@ -175,7 +176,7 @@ static void sum_block(void *work, int64_t index, int64_t thread)
         }
         last_done = last;
         for (int64_t n = 0; !whole && n < d; n++)
-            FF_ATOMIC_ADD(&blocks->totals[low * d + n], thread_scratch->sums[n]);
+            FF_ATOMIC_ADD(&blocks->totals[segment * d + n], thread_scratch->sums[n]);
     }
 }
 
@@ -213,8 +214,9 @@ double ff_square_gradient(const double *g, const double *x, int64_t d, double *o
     return inner;
 }
 
-/* Compute the gradient at x of the loss of one silo in one round, clipped, into out (d). g (d)
- * holds the row of the round, if the losses have rows. Returns FF_OK or a negative status. */
+/* Compute the clipped gradient, at x, of the loss of one silo in one round into out (d). If the
+ * losses have rows, g (d) holds the row of the round; otherwise a user's function gives the
+ * gradient. Returns FF_OK or a negative status. */
 static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                                 int64_t round, const double *x, const ff_gradient_bounds *bounds,
                                 const double *restrict g, double *restrict out)
@@ -223,7 +225,7 @@ static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t repli
     if (l->kind == FF_LOSS_GRADIENT) {
         double value = ff_losses_value(l, seed, replicate, silo, round, x, out);
         for (int64_t k = 0; k < d; k++)
-            value += 0.0 * out[k]; /* NaN if any entry is not finite */
+            value += 0.0 * out[k]; /* the value becomes NaN if an entry is not finite */
         if (!isfinite(value))
             return FF_CALLBACK_FAILED;
     } else if (l->quadratic) {
@@ -232,14 +234,16 @@ static int64_t clipped_gradient(const ff_losses *l, uint64_t seed, int64_t repli
         memcpy(out, g, (size_t)d * sizeof *g);
     }
     for (int64_t k = 0; k < d; k++) {
-        const double low = out[k] < bounds->low ? bounds->low : out[k];
-        out[k] = low > bounds->high ? bounds->high : low;
+        const double raised = out[k] < bounds->low ? bounds->low : out[k];
+        out[k] = raised > bounds->high ? bounds->high : raised;
     }
     return FF_OK;
 }
 
-/* Return 1 if the sum of the gradients of a silo's losses in n rounds is the number of ones of each
- * expert: losses are linear coins, clipping does not change 0 or 1, and the sum starts from 0. */
+/* Return 1 if coins can be counted instead of adding gradients. That is correct if the losses are
+ * coins and linear, no expert is `planned`, no gradients are subtracted (parent), clipping does not
+ * change 0 or 1, `total` starts from 0, and all n rounds have losses. The sum of a silo's gradients
+ * is then the number of its coins that are 1, for each expert. */
 static int are_counts(const ff_losses *l, const int64_t *rounds, int64_t n, const double *parent,
                       const ff_gradient_bounds *bounds, const double *total)
 {
@@ -291,8 +295,8 @@ static int64_t add_gradients(const ff_losses *l, uint64_t seed, int64_t replicat
         /* Clip the differences of gradients. */
         for (int64_t k = 0; parent && k < d; k++) {
             const double difference = gradient[k] - parent_gradient[k];
-            const double low = difference < -most ? -most : difference;
-            gradient[k] = low > most ? most : low;
+            const double raised = difference < -most ? -most : difference;
+            gradient[k] = raised > most ? most : raised;
         }
         for (int64_t k = 0; k < d; k++)
             total[k] += gradient[k];
@@ -363,7 +367,8 @@ double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, in
     return lost;
 }
 
-/* Return the value at x of one loss that is given as a gradient, and write the gradient (d). */
+/* Return the loss at x of one silo in one round, and write its gradient (d) at x, for losses that
+ * come from a user's function of gradients. */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const double *x, double *gradient)
 {

@@ -85,13 +85,13 @@ int64_t ff_losses_gradients(const ff_losses *l, uint64_t seed, int64_t replicate
                             int64_t threads, const ff_losses_scratch *scratch, double *totals);
 
 /* Return lost + the sum over rounds first..last and silos, in this order, of the loss at x minus
- * the loss at `optimum`, for losses given as gradients; NaN if a function failed. */
+ * the loss at `optimum`, for losses of kind FF_LOSS_GRADIENT; NaN if a function failed. */
 double ff_losses_excess(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t first,
                         int64_t last, const double *x, const double *optimum, double lost,
                         const ff_losses_scratch *scratch);
 
-/* Return the value at x of one loss given as a gradient (NaN if the function failed), and write the
- * gradient. */
+/* Return the loss at x of one silo in one round, NaN if the function failed, and write its gradient
+ * at x, for losses of kind FF_LOSS_GRADIENT. */
 double ff_losses_value(const ff_losses *l, uint64_t seed, int64_t replicate, int64_t silo,
                        int64_t round, const double *x, double *gradient);
 

@@ -309,8 +309,8 @@ int64_t ff_policy_choose_own(const ff_run *run, const ff_curve *c, int64_t silo,
                                  c->local_theta + silo * d, own_beta, c->sieve.limit,
                                  ff_slack(c->own_sieve_width, own_beta, 0.0, 1.0, 0.0), d,
                                  p->score, p->feature);
-    return ff_select_least(actions, c->w, c->theta, ff_policy_radius(c, c->log_det, round, d),
-                           c->second_bonus, w, theta, own_beta, d, p->score, p->feature);
+    return ff_select_max_min(actions, c->w, c->theta, ff_policy_radius(c, c->log_det, round, d),
+                             c->second_bonus, w, theta, own_beta, d, p->score, p->feature);
 }
 
 /* Recompute the silo's posterior of theta from its raw sums and the released sums of the others. */

@@ -85,8 +85,8 @@ static void shared_noise(const ff_run *run, const ff_curve *c, int64_t owner, do
     double *own_row = history + (k - 1) * s;
     if (lot_start == k - 1) {
         const int64_t remaining = c->releases - lot_start;
-        ff_begin_weighted(history, lot_start, remaining < LOT ? remaining : LOT, weights, next,
-                          step, s);
+        ff_weighted_sums(history, lot_start, remaining < LOT ? remaining : LOT, weights, next,
+                         step, s);
     }
     draw_normals(run, c, owner, ff_key_of(run, k), p->normals);
     for (int64_t j = 0; j < s; j++) {

@@ -330,8 +330,8 @@ FF_INLINE void normal_pairs(generators *g, const int n, float *restrict out)
     }
 }
 
-/* Draw n standard normals in float32. The generators of one vector make all their numbers before
- * those of the next vector do, so that their state stays in registers. */
+/* Draw n standard normals in float32. One vector of generators makes all its numbers before the
+ * next vector of generators makes any, so that the state of one vector stays in registers. */
 void ff_normals_f32(const ff_stream *s, int64_t n, float *restrict out)
 {
     const int64_t capacity = ff_normal_capacity_f32(n);
@@ -463,7 +463,8 @@ int64_t ff_normal_capacity_f64(int64_t n)
     return 2 * ((blocks + LANES - 1) / LANES * LANES);
 }
 
-/* Turn uniform integers of 53 bits into standard normals by Box-Muller. */
+/* Turn uniform integers of 53 bits into 2 * half standard normals by Box-Muller: a (half) gives the
+ * radii, b (half) the angles. */
 void ff_normals_from_bits(const uint64_t *restrict a, const uint64_t *restrict b, int64_t half,
                           double *restrict out)
 {
@@ -550,8 +551,10 @@ FF_INLINE double unit_of_word(uint64_t a)
  * to the stated error. */
 FF_INLINE int near_0_or_1(uint64_t a) { return a + (1ull << 44) < (2ull << 44); }
 
-/* Approximate exact normals, whose bits come from `words` (those of radii, then those of angles),
- * to within 2^-40. Returns the number of radii that need more bits. */
+/* Approximate 2 * half exact standard normals, with an error of at most 2^-40. The uniforms of
+ * exact draws have unlimited bits, and `words` holds the first 64 of each: words 0..half - 1 are
+ * for the radii, the next `half` words for the angles. Returns the number of radii for which 64
+ * bits do not suffice for that error. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out)
 {
     const uint64_t *restrict turns = words + half;
@@ -568,8 +571,9 @@ int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *r
     return unsettled;
 }
 
-/* Approximate n exact Laplace draws, whose bits come from `words` (n). Returns the number of draws
- * that need more bits. */
+/* Approximate n exact Laplace draws in the same way, with an error of at most 2^-40. Each word of
+ * `words` (n) holds the sign of an exact draw and the first 63 bits of its uniform. Returns the
+ * number of draws for which these bits do not suffice for that error. */
 int64_t ff_ideal_laplace(const uint64_t *restrict words, int64_t n, double *restrict out)
 {
     int64_t unsettled = 0;

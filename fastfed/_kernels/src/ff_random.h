@@ -82,10 +82,11 @@ void ff_laplaces(const ff_stream *s, int64_t n, double *restrict out);
  * system. */
 void ff_laplace_from_bits(const uint64_t *restrict a, int64_t n, double *restrict out);
 
-/* Approximate exact standard normals to within 2^-40 (docs/exact.md). `words` holds the first 64
- * bits of the uniforms of `half` radii, then of `half` angles. `out` receives the draws from
- * cosines, then those from sines. Returns the number of radii for which 64 bits do not suffice for
- * that error: words below 2^44 or above 2^64 - 2^44 - 1. */
+/* Approximate 2 * half exact standard normals, with an error of at most 2^-40 (docs/exact.md). The
+ * uniforms of exact draws have unlimited bits, and `words` holds the first 64 of each: those of
+ * `half` radii, then of `half` angles. `out` receives the draws from cosines, then those from
+ * sines. Returns the number of radii for which 64 bits do not suffice for that error: words below
+ * 2^44 or above 2^64 - 2^44 - 1. */
 int64_t ff_ideal_normals(const uint64_t *restrict words, int64_t half, double *restrict out);
 
 /* Do the same for n Laplace draws. A word holds one bit for the sign, and the first 63 bits of a

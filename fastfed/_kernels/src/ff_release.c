@@ -7,24 +7,27 @@
 
 /* Compute Honaker's estimate of a node: the weighted mean of its noisy value and the sum of the
  * estimates of its two children. estimate (s) holds the estimate of one child and receives that of
- * the node; sibling (s) is the estimate of the other child. */
+ * the node; sibling (s) is the estimate of the other child. level: that of the node, at
+ * least 1 (leaves have level 0). */
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s)
 {
-    const double v = 1.0 / (2.0 - ldexp(1.0, -(int)level)), other_weight = 1.0 - v;
+    const double v = 1.0 / (2.0 - ldexp(1.0, -(int)level)), children_weight = 1.0 - v;
     for (int64_t j = 0; j < s; j++)
-        estimate[j] = v * node[j] + other_weight * (sibling[j] + estimate[j]);
+        estimate[j] = v * node[j] + children_weight * (sibling[j] + estimate[j]);
 }
 
-/* Return the number of the leaf that Honaker's tree releases at k, where nodes of all levels are
- * numbered from 1 in the order of their release. The first n = k - 1 leaves complete
- * sum_j floor(n / 2^j) nodes, which is 2 n minus the number of ones in the bits of n. */
+/* Return the number of leaf k >= 1 of Honaker's tree. Leaves and all other nodes are numbered
+ * together, from 1, in the order of their release: each leaf is followed by the nodes that it
+ * completes. The n = k - 1 leaves before leaf k complete sum_{j >= 0} floor(n / 2^j) nodes, the
+ * leaves included. That is 2 n minus the number of ones in the bits of n. Leaf k has the next
+ * number. */
 int64_t ff_honaker_number(int64_t k)
 {
-    int64_t bits = 0;
+    int64_t ones = 0;
     for (int64_t remaining = k - 1; remaining; remaining &= remaining - 1)
-        bits++;
-    return 2 * (k - 1) - bits + 1;
+        ones++;
+    return 2 * (k - 1) - ones + 1;
 }
 
 /* Return the number of draws that the published code of chowdhury-zhou-2022 adds up in prefix k. */
@@ -55,7 +58,7 @@ FF_INLINE void add_one(const double *restrict row, double weight, int64_t n, dou
  * with those of all sums. */
 #define PART 256
 
-/* out (s) += sum_i weights[i step] rows[i] over k rows (k, s). */
+/* out (s) += the sum over i < k of weights[i * step] times row i of `rows` (k, s). */
 void ff_add_weighted(const double *restrict rows, const double *restrict weights, int64_t step,
                      int64_t k, int64_t s, double *restrict out)
 {
@@ -69,10 +72,10 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
     }
 }
 
-/* Compute `count` weighted sums of the same k rows (k, s) in one pass over the rows, into the rows
- * that follow them. Row i has weight weights[j next + i step] in sum j. */
-void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
-                       int64_t next, int64_t step, int64_t s)
+/* Compute `count` weighted sums of the first k rows (k, s), in one pass over these rows. Sum j is
+ * stored in row k + j. In sum j, row i has the weight weights[j * next + i * step]. */
+void ff_weighted_sums(double *rows, int64_t k, int64_t count, const double *restrict weights,
+                      int64_t next, int64_t step, int64_t s)
 {
     double *sums = rows + k * s;
     memset(sums, 0, (size_t)(count * s) * sizeof(double));
@@ -133,8 +136,9 @@ void ff_buffered(const double *restrict z, const double *restrict coefficients, 
     }
 }
 
-/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of the sum
- * that ff_buffered computes. */
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)). Here b(x) is the power series of
+ * ff_buffered: if z_k is its draw for prefix k, the noise of that prefix is sum_j b_j z_{k-j}. With
+ * the names of ff_buffered, b(x) = coefficients[0] + sum_i weight_i / (1 - decay_i x). */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out)
 {
@@ -143,7 +147,8 @@ void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t 
         first += coefficients[2 * i + 2];
     memset(state, 0, (size_t)q * sizeof *state);
     for (int64_t k = 0; k < n; k++) {
-        /* The next z for which B z is 1, 0, 0, ...: a coefficient of 1 / b(x). */
+        /* z is coefficient k of 1 / b(x): the draw for which the noise is 1 in the first prefix and
+         * 0 in all others. `sum` is then coefficient k of 1 / ((1 - x) b(x)). */
         double z = k == 0 ? 1.0 : 0.0;
         for (int64_t i = 0; i < q; i++) {
             state[i] *= coefficients[2 * i + 1];

@@ -10,8 +10,8 @@
 void ff_honaker(double *restrict estimate, const double *restrict node,
                 const double *restrict sibling, int64_t level, int64_t s);
 
-/* Return the number of the level-0 node that Honaker's tree releases at k; the number of the node
- * of level j is higher by j. */
+/* Return the number of leaf k of Honaker's tree, whose nodes are numbered in the order of their
+ * release. A node of level j that leaf k completes has a number that is higher by j. */
 int64_t ff_honaker_number(int64_t k);
 
 /* Return how many draws the published code of chowdhury-zhou-2022 adds up in prefix k; 0 for
@@ -25,8 +25,8 @@ void ff_add_weighted(const double *restrict rows, const double *restrict weights
 
 /* Compute `count` sums like that of ff_add_weighted over the same k rows, which are read only once.
  * Sum j has the weights from weights[j * next] on; it is stored in row k + j. */
-void ff_begin_weighted(double *rows, int64_t k, int64_t count, const double *restrict weights,
-                       int64_t next, int64_t step, int64_t s);
+void ff_weighted_sums(double *rows, int64_t k, int64_t count, const double *restrict weights,
+                      int64_t next, int64_t step, int64_t s);
 
 /* out[j] <- values[j] + std[j] Z_j, rounded to the nearest multiple of grid[j] (a power of two),
  * where Z_j is within `error` of noise[j]. doubtful[j] is 1 if the rounding is not certain, so
@@ -41,8 +41,9 @@ int64_t ff_round_noisy(const double *restrict values, const double *restrict noi
 void ff_buffered(const double *restrict z, const double *restrict coefficients, int64_t q,
                  int64_t s, double *restrict buffers, double *restrict out);
 
-/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b is the power series of the sum
- * that ff_buffered computes. state: q doubles of scratch. */
+/* Compute the first n coefficients of 1 / ((1 - x) b(x)), where b(x) is the power series by which
+ * ff_buffered turns draws z into noise: that of prefix k is sum_j b_j z_{k-j}. state: q doubles of
+ * scratch. */
 void ff_buffered_column(const double *restrict coefficients, int64_t q, int64_t n,
                         double *restrict state, double *restrict out);
 

@@ -15,9 +15,10 @@
 
 /* Compute the first `results` rows and `vectors` vectors of columns of the result of ff_sum_rows.
  * `in` masks the last vector. */
-FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                         const int results, int64_t from, int64_t to, const int vectors, mask64 in,
-                         const double *start, double sign, double *out)
+FF_INLINE void sum_block(const double *m, int64_t d, const double *weights, int64_t row_step,
+                         int64_t step, const int results, int64_t from, int64_t to,
+                         const int vectors, mask64 in, const double *start, double sign,
+                         double *out)
 {
     f64s sum[MOST_RESULTS][MOST_VECTORS];
     for (int r = 0; r < results; r++)
@@ -28,7 +29,7 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
     for (int64_t k = from; k < to; k++) {
         f64s factor[MOST_RESULTS];
         for (int r = 0; r < results; r++)
-            factor[r] = f64_set(sign * by[r * row + k * step]);
+            factor[r] = f64_set(sign * weights[r * row_step + k * step]);
         for (int v = 0; v < vectors; v++) {
             const double *source = m + k * d + LANES64 * v;
             const f64s x = v == vectors - 1 ? f64_load_some(in, source) : f64_load(source);
@@ -45,8 +46,8 @@ FF_INLINE void sum_block(const double *m, int64_t d, const double *by, int64_t r
 
 /* Compute the first `results` rows and n columns of the result of ff_sum_rows, in blocks of
  * columns. */
-FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
-                           const int results, int64_t from, int64_t to, int64_t n,
+FF_INLINE void sum_results(const double *m, int64_t d, const double *weights, int64_t row_step,
+                           int64_t step, const int results, int64_t from, int64_t to, int64_t n,
                            const double *start, double sign, double *out)
 {
     int64_t first = 0;
@@ -57,41 +58,43 @@ FF_INLINE void sum_results(const double *m, int64_t d, const double *by, int64_t
         const mask64 in = lanes64_of(n - first - LANES64 * (width - 1));
         const double *start_part = start ? start + first : NULL;
         if (width == widest)
-            sum_block(m + first, d, by, row, step, results, from, to, VECTORS_FOR(results), in,
-                      start_part, sign, out + first);
+            sum_block(m + first, d, weights, row_step, step, results, from, to,
+                      VECTORS_FOR(results), in, start_part, sign, out + first);
         else if (width == 4)
-            sum_block(m + first, d, by, row, step, results, from, to, 4, in, start_part, sign,
-                      out + first);
+            sum_block(m + first, d, weights, row_step, step, results, from, to, 4, in, start_part,
+                      sign, out + first);
         else if (width == 2)
-            sum_block(m + first, d, by, row, step, results, from, to, 2, in, start_part, sign,
-                      out + first);
+            sum_block(m + first, d, weights, row_step, step, results, from, to, 2, in, start_part,
+                      sign, out + first);
         else
-            sum_block(m + first, d, by, row, step, results, from, to, 1, in, start_part, sign,
-                      out + first);
+            sum_block(m + first, d, weights, row_step, step, results, from, to, 1, in, start_part,
+                      sign, out + first);
         first += LANES64 * width;
     }
 }
 
-/* Compute out[r][j] = start[r][j] + sign sum_k by[r row + k step] m[k][j] for r < rows and j < n
- * (see ff_row_sums.h), for as many rows at once as the registers allow. */
-void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
+/* Compute out[r][j] = start[r][j] + sign times the sum of weights[r * row_step + k * step] m[k][j]
+ * over k = from..to - 1, for r < rows and j < n (see ff_row_sums.h). As many rows of out as the
+ * registers allow are computed together. */
+void ff_sum_rows(const double *m, int64_t d, const double *weights, int64_t row_step, int64_t step,
                  int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                  double sign, double *out)
 {
     int64_t r = 0;
     for (; MOST_RESULTS > RESULTS && r + MOST_RESULTS <= rows; r += MOST_RESULTS) {
         const double *start_part = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, MOST_RESULTS, from, to, n, start_part, sign,
-                    out + r * d);
+        sum_results(m, d, weights + r * row_step, row_step, step, MOST_RESULTS, from, to, n,
+                    start_part, sign, out + r * d);
     }
     for (; r + RESULTS <= rows; r += RESULTS) {
         const double *start_part = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, RESULTS, from, to, n, start_part, sign,
-                    out + r * d);
+        sum_results(m, d, weights + r * row_step, row_step, step, RESULTS, from, to, n, start_part,
+                    sign, out + r * d);
     }
     for (; r < rows; r++) {
         const double *start_part = start ? start + r * d : NULL;
-        sum_results(m, d, by + r * row, row, step, 1, from, to, n, start_part, sign, out + r * d);
+        sum_results(m, d, weights + r * row_step, row_step, step, 1, from, to, n, start_part, sign,
+                    out + r * d);
     }
 }
 

@@ -7,9 +7,10 @@
 #include "ff_base.h"
 
 #ifdef FF_WIDE
-/* out[r][j] = start[r][j] (NULL: 0) + sign sum_k by[r row + k step] m[k][j] over k = from..to-1,
- * for j < n. Rows of m, start and out are d apart; start may be out. */
-void ff_sum_rows(const double *m, int64_t d, const double *by, int64_t row, int64_t step,
+/* For r < rows and j < n, compute out[r][j] = start[r][j] (0 if start is NULL) plus sign times the
+ * sum of weights[r * row_step + k * step] m[k][j] over k = from..to - 1. Rows of m, start and out
+ * are d apart; start may be out. */
+void ff_sum_rows(const double *m, int64_t d, const double *weights, int64_t row_step, int64_t step,
                  int64_t rows, int64_t from, int64_t to, int64_t n, const double *start,
                  double sign, double *out);
 

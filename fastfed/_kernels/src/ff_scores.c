@@ -118,8 +118,8 @@ FF_INLINE void second_bonus(const double *restrict w, const double *restrict z, 
         out[a] += gamma * sqrt(square[a]);
 }
 
-/* Compute the exact scores of one panel into out (PANEL). z (d, PANEL) is scratch; it is filled
- * only if the second bonus needs it. */
+/* Compute the exact scores of one panel into out (PANEL). z (d, PANEL) is scratch: it receives W x
+ * if gamma is not 0, for the second bonus gamma ||V^-1 x||. */
 static void score_panel(const double *restrict panel, const double *restrict w,
                         const double *restrict theta, double beta, double gamma, int64_t d,
                         double *restrict z, double *restrict out)
@@ -167,13 +167,14 @@ void ff_scores(const ff_actions *actions, const double *restrict w, const double
     }
 }
 
-/* Return the action with the largest minimum of its scores under two models, and write its features
- * to x (d). The second model has no second bonus. */
-int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
-                        const double *restrict theta, double beta, double gamma,
-                        const double *restrict other_w, const double *restrict other_theta,
-                        double other_beta, int64_t d, double *restrict scratch,
-                        double *restrict x)
+/* Score every action under two models, and return the action for which the smaller of its two
+ * scores is the largest. Its features are written to x (d). The other model (other_w, other_theta,
+ * other_beta) has no bonus gamma ||V^-1 x||. */
+int64_t ff_select_max_min(const ff_actions *actions, const double *restrict w,
+                          const double *restrict theta, double beta, double gamma,
+                          const double *restrict other_w, const double *restrict other_theta,
+                          double other_beta, int64_t d, double *restrict scratch,
+                          double *restrict x)
 {
     double *panel = aligned(scratch), *z = panel + PANEL * d;
     double best = -INFINITY, panel_scores[PANEL], other_scores[PANEL];
@@ -229,16 +230,18 @@ FF_INLINE int all_zero(const double *restrict numbers, int64_t n)
     return nonzero == 0;
 }
 
-/* If W is `scale` I and theta is 0, as before any data: list the actions that may have the largest
- * score in `candidates` (K). Returns their number. square: K doubles of scratch.
+/* List the actions that may have the largest score in `candidates` (K). W is `scale` I and theta is
+ * 0, as long as there are no data. Returns their number. square: K doubles of scratch, for the
+ * squared norms of the actions.
  *
- * The score is b ||x|| for b = beta scale + gamma scale^2. With u = 2^-53, the squared norms
- * computed here have a relative error of at most (d + 2) u, and the scores computed by ff_best_of
- * have one of at most (d + 8) u: every entry of W x is one product, and each sum has at most d
- * terms. So if the square of an action is below the largest square by more than 32 (d + 16) u times
- * the latter, its norm is relatively smaller by 14 (d + 16) u, which is more than the errors of
- * both scores. Underflow changes a root by at most 2^-511. In float32 the scores of all actions of
- * norm 1 would be equal up to rounding. */
+ * The score is b ||x|| for b = beta scale + gamma scale^2, so the largest norm wins. Let u = 2^-53.
+ * An action is discarded if its squared norm is below the largest squared norm S by more than 32 (d
+ * + 16) u S. Proof: then its norm is below the largest norm by a relative 14 (d + 16) u. That is
+ * more than the errors of both scores: the squared norms computed here have a relative error of at
+ * most (d + 2) u, and the scores computed by ff_best_of one of at most (d + 8) u, because every
+ * entry of W x is one product, and each sum has at most d terms. Underflow changes a root by at
+ * most 2^-511. Screening in float32 would not do: the scores of all actions of norm 1 would be
+ * equal up to rounding. */
 static int64_t screen_norms(const ff_actions *actions, double scale, double beta, double gamma,
                             int64_t d, double *restrict panel, double *restrict square,
                             int64_t *restrict candidates)
@@ -257,6 +260,7 @@ static int64_t screen_norms(const ff_actions *actions, double scale, double beta
         memcpy(square + first, sum,
                (size_t)(remaining < PANEL ? remaining : PANEL) * sizeof(double));
     }
+    /* found.smallest: the largest squared norm less that margin. found.count: how many reach it. */
     const near_top found = near_top_of(square, count, 0.0, 32.0 * (double)(d + 16) * 0x1p-53);
     /* If a square could overflow, or underflow could matter, no action is discarded. */
     const double bonus = beta * scale + gamma * scale * scale, scale_square = scale * scale;
@@ -274,8 +278,8 @@ static int64_t screen_norms(const ff_actions *actions, double scale, double beta
     return candidate_count;
 }
 
-/* Return the action with the largest score. Screening (in float32, or by norms before any data)
- * leaves a few candidates, which are scored exactly. */
+/* Return the action with the largest score. Screening leaves a few candidates, which are scored
+ * exactly. Actions are screened in float32 or, before any data, by their norms. */
 int64_t ff_select(const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, int64_t d,
                   double *restrict scratch, double *restrict x)
@@ -318,9 +322,11 @@ static int64_t keep_at_least(const ff_actions *actions, int64_t *restrict indice
     return kept;
 }
 
-/* Return the action with the best ranking among the candidates that pass the sieve, and write its
- * features to x (d). If the result `sieved` of screening leaves open which actions pass, exact
- * scores decide. */
+/* Return the action with the largest <x, theta> + ranking b among the candidates that pass the
+ * sieve (ff_sieve), b = beta ||x||_{V^-1} + gamma ||V^-1 x||, and write its features to x (d).
+ * `sieved` is the result of screening. If it is not certain which candidates pass, exact scores
+ * decide. This may need the largest score of all actions. The actions that may have it are the
+ * sieved.largest entries of `candidates` from entry K on. */
 int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *restrict candidates,
                        const double *restrict w, const double *restrict theta, double beta,
                        double gamma, const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -347,7 +353,8 @@ int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *res
     return chosen;
 }
 
-/* Return the action with the best ranking among those that pass the sieve. */
+/* Return the action with the largest <x, theta> + ranking b among those that pass the sieve
+ * (ff_sieve), b = beta ||x||_{V^-1} + gamma ||V^-1 x||. */
 int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          const double *restrict theta, double beta, double gamma,
                          const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -384,9 +391,9 @@ int64_t ff_scored_scratch(int64_t d, int64_t actions, int64_t state_size)
     return actions * (d + 2) + d * d + d + state_size + ff_score_scratch(d, actions);
 }
 
-/* Return the threshold of the sieve: the smaller of its limit and the largest score. values (K)
- * receives <x, theta> + (2 slack - 1) b of every action, which passes if that is at least the
- * threshold. */
+/* Return the threshold of the sieve: the smaller of sieve->limit and the largest score <x, theta> +
+ * b, b = beta ||x||_{V^-1} + gamma ||V^-1 x||. values (K) receives <x, theta> + (2 slack - 1) b of
+ * every action. An action passes if its value is at least the threshold. */
 static double sieve_values(const ff_actions *actions, const double *restrict w,
                            const double *restrict theta, double beta, double gamma,
                            const ff_sieve *sieve, int64_t d, double *restrict scratch,
@@ -425,8 +432,9 @@ int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
     return chosen;
 }
 
-/* Return the action with the largest score by a user's function, which gets copies of the model and
- * features; -1 if the function fails. */
+/* Return the action with the largest score by a user's function; -1 if the function fails. It gets
+ * copies of the model and features. With a sieve, only actions that pass may be chosen, and the
+ * function gets beta and gamma times the ranking of the sieve. */
 int64_t ff_scored(ff_score score, const double *state, int64_t state_size, uint64_t key,
                   int64_t round, const ff_actions *actions, const double *restrict w,
                   const double *restrict theta, double beta, double gamma, const ff_sieve *sieve,

@@ -88,7 +88,8 @@ int64_t ff_select_sieved(const ff_actions *actions, const double *restrict w,
                          double *restrict x);
 
 /* Return the action with the largest <x, theta> + beta ||x||_{V^-1} among those that pass the sieve
- * of a different model, whose scores have no second bonus, and write its features to x (d). */
+ * of a different model (local_w, local_theta, local_beta), whose scores have no bonus
+ * gamma ||V^{-1} x||. Writes its features to x (d). */
 int64_t ff_select_passing(const ff_actions *actions, const double *restrict w,
                           const double *restrict theta, double beta,
                           const double *restrict local_w, const double *restrict local_theta,
@@ -104,12 +105,12 @@ int64_t ff_best_sieved(const ff_actions *actions, ff_sieved sieved, int64_t *res
 
 /* Return the action with the largest min(score, other score), the lowest index if several tie, and
  * write its features to x (d). The other score uses other_w, other_theta and other_beta, and has no
- * second bonus. */
-int64_t ff_select_least(const ff_actions *actions, const double *restrict w,
-                        const double *restrict theta, double beta, double gamma,
-                        const double *restrict other_w, const double *restrict other_theta,
-                        double other_beta, int64_t d, double *restrict scratch,
-                        double *restrict x);
+ * bonus gamma ||V^{-1} x||. */
+int64_t ff_select_max_min(const ff_actions *actions, const double *restrict w,
+                          const double *restrict theta, double beta, double gamma,
+                          const double *restrict other_w, const double *restrict other_theta,
+                          double other_beta, int64_t d, double *restrict scratch,
+                          double *restrict x);
 
 /* Return the action with the largest score among the n >= 1 actions listed in `indices` (in
  * ascending order), and write its score to *score. */
