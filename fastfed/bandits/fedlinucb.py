@@ -250,7 +250,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         if self.noise_draws == "sum":
             self._check_draws()
         if self.shuffled:
-            self._check_counts()
+            self._check_shuffled()
         if self.protocol == USER_BIT:
             self._check_bits()
         elif self.protects == "reward":
@@ -264,8 +264,8 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
     def _check_draws(self) -> None:
         """Raise InputError for keys that do not fit ``noise_draws`` = "sum".
 
-        With these keys the noise of the sum over silos does not suffice: the noise of each silo is
-        used.
+        "sum" draws only the noise of the sum over silos. It does not fit keys with which a silo's
+        separate noise is used.
         """
         if self.protocol not in SUMMED_NOISE_PROTOCOLS:
             raise InputError(
@@ -290,7 +290,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
         These are ``release``, ``saturation``, the keys of batches and those of the base class. The
         default of ``release`` is "factorised" if the curve sets ``saturation`` above 0. Otherwise
-        `usual_release` chooses.
+        it is the type with the smallest expected loss (`_default_release`).
         """
         if self.shuffled and not problem.arms:
             raise InputError(
@@ -301,9 +301,11 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
         if self.shuffled and self.grows and self.batch_first is self.batch_ratio is None:
             settled = msgspec.structs.replace(settled, batch_size=_counted_rounds(self, problem))
         exact_vector_sum = settled.protocol == "shuffle-vector" and settled.calibration == "exact"
-        has_sieve = bool(settled.ranking[1])
+        _, slack_factor = settled.ranking
+        has_sieve = bool(slack_factor)
         if exact_vector_sum and has_sieve and settled.grows:
-            settled = settled.with_batches(_first_shuffled(settled, problem), SHUFFLED_BATCH_RATIO)
+            first = _first_batch_rounds(settled, problem)
+            settled = settled.with_batches(first, SHUFFLED_BATCH_RATIO)
         if settled.protocol in (*RELEASABLE, "secure-sum"):
             settled = with_saturation(settled, problem, lambda c, s: make_noise(c, problem, s))
         else:
@@ -358,7 +360,7 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                     f"got {getattr(self, key)!r}"
                 )
 
-    def _check_counts(self) -> None:
+    def _check_shuffled(self) -> None:
         """Raise InputError for keys that do not fit ``shuffled`` = true; set the default sieve."""
         if self.protocol != USER_BIT:
             raise InputError(f'shuffled belongs to protocol "{USER_BIT}", got "{self.protocol}"')
@@ -367,13 +369,15 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
             # With a sieve of 1, all users of a batch get the same arm. Otherwise the arms that pass
             # the sieve would be ranked by a random draw for each user.
             msgspec.structs.force_setattr(self, "sieve", 1.0)
-        different = "users of a batch could get different arms, and a count of few users hides them"
+        arms_differ = (
+            "users of a batch could get different arms, and a count of few users hides them"
+        )
         for key, required, reason in (
             ("lazy", (True,), "silos would use single bits before they are counted"),
             ("returning", (1,), "the account is for users of one batch"),
-            ("score", (UCB,), different),
-            ("sieve", (1.0,), different),
-            ("bonus", (None, 1.0), different),
+            ("score", (UCB,), arms_differ),
+            ("sieve", (1.0,), arms_differ),
+            ("bonus", (None, 1.0), arms_differ),
         ):
             if (value := getattr(self, key)) not in required:
                 raise InputError(
@@ -389,23 +393,27 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
     def ratio(self) -> float:
         """The key ``covariance_ratio``, or its default.
 
-        It is the std of the noise in the sum of x x' divided by the std in the sum of x y.
+        It is the std of the noise in the sum of x x' divided by the std of the noise in the sum of
+        x y.
         """
         if self.covariance_ratio is not None:
             return self.covariance_ratio
         if self.reward_centre is not None:
-            # Nearly the best ratio for a constant feature 1 / sqrt(2 kappa) with kappa from 2 to 4:
-            # the bound on the norm of N (theta* - theta0) - h is within 3 % of its minimum.
+            # Rewards are centred. The radius contains a bound on ||N (theta* - theta0) - h||. N and
+            # h are the noise in the sums of x x' and x (y - r0). theta0 is the vector that gives
+            # every row the reward r0 (docs/centred.md). With a constant feature 1 / sqrt(2 kappa)
+            # and kappa from 2 to 4, ratio 1 makes this bound at most 3 % larger than the best ratio
+            # would.
             return 1.0
         # The other calibrations and layouts fix the ratio that their formulas assume.
         can_choose = self.calibration == "exact" and self.layout in (None, "goe2")
         return DIRECT_RATIO if self.radius == "direct" and can_choose else 1.0
 
     def _check_protocol(self) -> None:
-        """Raise InputError for a key that has no effect with this protocol."""
-        flat_bits = self.protocol == "shuffle-vector" and self.release in (FLAT, None)
-        shuffled_tree = PROTOCOLS[self.protocol].shuffled and not flat_bits
-        if shuffled_tree and self.covariance_ratio not in (None, 1.0):
+        """Raise InputError for a key whose value does not fit the protocol, or has no effect."""
+        may_be_flat = self.protocol == "shuffle-vector" and self.release in (FLAT, None)
+        needs_ratio_1 = PROTOCOLS[self.protocol].shuffled and not may_be_flat
+        if needs_ratio_1 and self.covariance_ratio not in (None, 1.0):
             raise InputError(
                 f'covariance_ratio belongs to release "{FLAT}" where messages are shuffled, got '
                 f'{self.covariance_ratio:g} for "{self.protocol}"'
@@ -427,12 +435,12 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
                 f'calibration must be "exact" for {self.protocol}: no paper states other '
                 f'constants, got "{self.calibration}"'
             )
-        bit_protocols, masked_protocols = ("shuffle-vector",), ("secure-sum",)
+        shuffle_vector, secure_sum = ("shuffle-vector",), ("secure-sum",)
         for key, default, protocols in (
-            ("messages", "aggregate", bit_protocols + masked_protocols),
-            ("vector_scale", 1, bit_protocols),
-            ("honest_fraction", 1, bit_protocols),
-            ("colluders", None, masked_protocols),
+            ("messages", "aggregate", shuffle_vector + secure_sum),
+            ("vector_scale", 1, shuffle_vector),
+            ("honest_fraction", 1, shuffle_vector),
+            ("colluders", None, secure_sum),
         ):
             if getattr(self, key) != default and self.protocol not in protocols:
                 protocol_names = " or ".join(f'"{name}"' for name in protocols)
@@ -443,14 +451,14 @@ class PrivateConfig(ClockConfig, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=256)
-def _first_shuffled(config: PrivateConfig, problem: ProblemSpec) -> int:
+def _first_batch_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
     """Return the default number of rounds of the first batch, for protocol "shuffle-vector".
 
     It is the smaller of n0 and T / 50. n0 is the number of rounds after which a release is useful
     (`useful_rounds`). A release before round n0 is not useful, and its noise remains in all later
     prefix sums. The limit T / 50 has two reasons. First, a batch explores only one direction if all
     rounds offer the same actions. Second, if n0 is above T / 50, sharing does not pay within T
-    rounds.
+    rounds, so a longer first batch would not help either.
     """
     single_batch = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single_batch, problem, Schedule.at((problem.horizon,), problem.horizon))
@@ -489,7 +497,7 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
     Parameters
     ----------
     config : PrivateConfig
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve.
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
 
@@ -519,7 +527,8 @@ def build_private(config: PrivateConfig, problem: ProblemSpec) -> System:
         config.bounds(published=config.calibration == "published-code"),
         noise,
         individual=config.messages == "individual",
-        # In type "flat" the noise is in the messages of users. The plan then has the default type.
+        # With release type "flat" the users' messages contain the noise. The plan's own field
+        # `release` then keeps its default, "tree".
         release="tree" if release == FLAT else release,
         clocks=clocks,
     )

@@ -45,7 +45,11 @@ def _address_space_limit() -> int | None:
 
 
 def _check_address_space() -> None:
-    """Raise RunFailed if the limit on address space is too small to load NumPy."""
+    """Raise RunFailed if the limit on address space is too small to load NumPy.
+
+    If the limit is small but large enough, let OpenBLAS use one thread, unless the user has set a
+    number.
+    """
     limit = _address_space_limit()
     if limit is None:
         return

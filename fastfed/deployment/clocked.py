@@ -59,7 +59,7 @@ class ClockedSilo(SiloParty):
         """Number of views that this silo has."""
         return len(self._own_numbers) - 1
 
-    def _leaves_in(self, release: int) -> int:
+    def _last_leaf_in(self, release: int) -> int:
         return self._own_numbers[release]
 
     @property
@@ -91,7 +91,7 @@ class ClockedSilo(SiloParty):
             raise Refused(f"a view must state {self.plan.silos} numbers, got {len(numbers)}")
         return numbers
 
-    def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
+    def _report_number_in(self, release: int, body: Broadcast, silo: int) -> int:
         return self._checked_numbers(body)[silo]
 
     def _report_problem(self, release: int, body: Broadcast) -> str:

@@ -152,8 +152,9 @@ def waiting(
 
 
 def clocks_differ(since: float | None, who: Iterable[str]) -> dict[str, Any]:
-    """Return the entries of `waiting` that change if the party waits until clocks agree.
+    """Return the entries that replace those of `waiting` while a party waits until clocks agree.
 
-    A party waits for this if something is due by its own clock, but not by the other clocks.
+    A party waits for this if something is due by its own clock, but not by the other clocks. For
+    ``since`` and ``who`` see `waiting`.
     """
     return {"state": "clock", "for": CLOCK.what, "since": since, "who": list(who), "do": CLOCK.do}

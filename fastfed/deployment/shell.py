@@ -103,7 +103,10 @@ class HubApp:
         return await asyncio.to_thread(self._answer_logged, data)
 
     def _answer_logged(self, data: bytes) -> tuple[int, bytes, bytes]:
-        """Answer a message as `answer` does; log a refusal, and events of the hub's state."""
+        """Answer a message as `answer` does; log a refusal, and events of the hub's state.
+
+        Return status, content type and body of the answer.
+        """
         try:
             answer = self.answer(data)
         except (InputError, *FULL_DISK_ERRORS) as error:
@@ -398,10 +401,12 @@ class Dialer:
         try:
             status, body = call(self.url, self._largest, data, self._context, self._reused)
         except OSError as error:
+            # The value 0 marks a call that failed.
             party.unanswered_since = 0.0
             raise InputError(f"{UNREACHABLE} ({error})") from None
         if status >= 500:
-            # A proxy, or a hub that cannot write to its disk, has sent it. It counts as no answer.
+            # This status comes from a proxy, or from a hub that cannot write to its disk. The call
+            # counts as failed.
             party.unanswered_since = 0.0
         if status != 200:
             text = one_line(body.decode(errors="replace"))

@@ -119,8 +119,9 @@ class SiloParty(SiloRecords):
         self._noise: NoiseSource = self._sealing.source if noise is None else noise
         #: The largest values that reports and broadcasts may have.
         self._range = self._limits()
-        #: Computes what a record adds to the sums.
-        self._statistics = self._randomizer()
+        #: Makes no report: only its method ``point``, which computes what a record adds to the
+        #: sums, is called.
+        self._point_randomizer = self._randomizer()
         # ---- State saved in the store: survives a restart.
         #: The model of the last broadcast that this silo uses.
         self.model: Model = self.starts(deployed)
@@ -162,14 +163,14 @@ class SiloParty(SiloRecords):
 
     def _statistic(self, x: np.ndarray, y: float) -> np.ndarray:
         """Return the s = `Plan.statistic_size` numbers that one record adds to the sums, (s,)."""
-        return self._statistics.point(x, y)
+        return self._point_randomizer.point(x, y)
 
     def _randomizer(self) -> Any:
         """Create a new object that computes reports to the hub.
 
         A report is computed from the leaf sums (sums of one period each) or, if users send bits,
-        from records. The object's method ``point(x, y)`` computes what one record adds to the
-        sums, (s,).
+        from records. The object's method ``point(x, y)`` computes the s numbers that one record
+        adds to the sums.
         """
         if self.plan.protocol.bits:
             return Counter(self.plan, self.index, self._noise)
@@ -281,8 +282,8 @@ class SiloParty(SiloRecords):
         if stored.subject and (stored.learns or has_full_count):
             # Count this decision for the person. A decision from which nothing is learned, such as
             # one before the calendar's start, is not counted: the silo can then learn from a later
-            # decision. A person with a full count is stored again, because an earlier version may
-            # have stored a different digest.
+            # decision. If the count is full, write the last number again, under today's digest: the
+            # stored write may have the digest of an earlier version of fastfed.
             key = subject_key(stored.subject, min(earlier_count + 1, self.returning))
             writes = (Write("subject", key, b""), *writes)
         return Step(writes, touches=touches), self._public(name, stored)
@@ -297,10 +298,16 @@ class SiloParty(SiloRecords):
         return self.deployed.document.schema.action(action)
 
     def _repeated(self, name: str, offer: bytes, subject: bytes) -> Decision | None:
-        """Return the decision with an id that the application chose; None if the id is new.
+        """Return the stored decision if a call of `decide` is repeated with its id; else None.
 
-        ``name`` is the id. ``offer`` and ``subject`` are the digests of the offered rows and of the
-        person in the repeated call.
+        The application chooses an id, and may call `decide` with it again if it got no answer.
+
+        Parameters
+        ----------
+        name : str
+            The id in this call.
+        offer, subject : bytes
+            The digests of the offered rows and of the person in this call.
 
         Raises
         ------
@@ -326,11 +333,11 @@ class SiloParty(SiloRecords):
     def _may_be_learned(self, now: float) -> bool:
         """Return True if the silo may learn from a decision made now.
 
-        As long as there are few records, the answer depends on the calendar only. If the answer
-        depended on the number of earlier decisions, one person's arrival would decide whether the
-        silo learns from later persons, and the privacy account does not cover this. The answer is
-        False from `kinds.PEOPLE_PER_ROUND` times the horizon records on: with more records,
-        floating-point sums would no longer be exact.
+        It may while the calendar runs, unless it has left the federation or has reached the limit
+        on decisions to learn from, `kinds.PEOPLE_PER_ROUND` times the horizon. With more records,
+        floating-point sums would no longer be exact. Below the limit, the answer does not depend on
+        the number of earlier decisions. Otherwise one person's arrival would decide whether the
+        silo learns from later persons, and the privacy account does not cover this.
         """
         start, end = self.calendar.start, self.calendar.closes[-1]
         # This machine's clock and the other parties' clocks may differ: accept the time of either.
@@ -342,8 +349,9 @@ class SiloParty(SiloRecords):
     def reward(self, name: str, reward: float, now: float) -> Step:
         """Record the reward of a decision, and add it to the leaf of the current period.
 
-        A reward after the deadline, or of a decision that is not learned from, is stored but enters
-        no leaf. Recording the same reward again changes nothing.
+        A leaf is the sums of one period. A reward after the decision's deadline, or of a decision
+        that is not learned from, is stored but enters no leaf. Recording the same reward again
+        changes nothing.
 
         Parameters
         ----------
@@ -357,19 +365,20 @@ class SiloParty(SiloRecords):
         Raises
         ------
         InputError
-            If sent reports are `lost` from the state, if there is no such decision, or if it was
-            cancelled or has a different reward.
+            If there is no such decision, or if it was cancelled or has a different reward. Also
+            while reports are `lost`, that is, sent but missing in the restored state.
         """
         if self.plan.flips:
             raise InputError(
                 "this plan learns from bits that users' devices send, not from rewards: call bit"
             )
-        return self._ended(name, private_reward("reward", reward), now)
+        return self._end_with(name, private_reward("reward", reward), now)
 
-    def _ended(self, name: str, y: float, now: float) -> Step:
-        """Return the step that stores a decision's reward, or its bit; see `reward`.
+    def _end_with(self, name: str, y: float, now: float) -> Step:
+        """Return the step that ends a decision with the reward or bit ``y``; see `reward`.
 
-        If the same reward is stored already, or the decision has expired, return an empty step.
+        Return an empty step if ``y`` is stored already, or if the decision has expired: its reward
+        was overdue when its record was to be erased.
         """
         self.check_recovered()
         decided, previous = self._decision(name), self._end(name)
@@ -385,8 +394,8 @@ class SiloParty(SiloRecords):
         leaf = self._open_leaf(now)
         is_late = now > decided.time + self.calendar.reward_deadline
         is_used = decided.learns and leaf <= self.leaves
-        reason = "late" if is_late else "" if is_used else "unused"
-        ended = Ended(0 if reason else leaf, y, float(now), reason)
+        why_no_leaf = "late" if is_late else "" if is_used else "unused"
+        ended = Ended(0 if why_no_leaf else leaf, y, float(now), why_no_leaf)
         return Step((Write("ended", name, wire.encoded(ended)),))
 
     def outcome(self, name: str, value: object, now: float) -> Step:
@@ -421,14 +430,14 @@ class SiloParty(SiloRecords):
             raise InputError('bit is for protocol "user-bit": call reward or outcome')
         if type(bit) is not int or bit not in (0, 1):
             raise InputError("bit must be 0 or 1, as the user's device has sent it")
-        return self._ended(name, float(bit), now)
+        return self._end_with(name, float(bit), now)
 
     def losses(self, name: str, losses: object, now: float) -> Step:
         """Raise InputError, since this plan has no experts; `ExpertSilo` overrides this method."""
         raise InputError("this plan has no experts: give the reward")
 
     def _open_leaf(self, now: float) -> int:
-        """Return the number of the leaf (sums of one period) that a reward enters if known now.
+        """Return the number of the leaf (sums of one period) that a reward recorded now enters.
 
         It is the leaf of the current period or, if this leaf is closed, the first open leaf. A leaf
         is closed as soon as the privacy ledger is charged for its report. The charge holds the
@@ -477,10 +486,11 @@ class SiloParty(SiloRecords):
         """Number of broadcasts that this silo has."""
         return int(self.model.release)
 
-    def _leaves_in(self, release: int) -> int:
-        """Return the number of this silo's last leaf that the broadcast of a release may contain.
+    def _last_leaf_in(self, release: int) -> int:
+        """Return the number k of this silo's last leaf that the broadcast of a release may contain.
 
-        Here leaf k is in release k; in plans with clocks the numbers differ.
+        Here k is the release. `ClockedSilo` overrides this method: there silos report at different
+        times, so k may differ from the release.
         """
         return release
 
@@ -504,10 +514,13 @@ class SiloParty(SiloRecords):
         return self.leave_reason or self.hub_refusal or (self.alarms[0] if self.alarms else "")
 
     def fold(self, write: Write) -> None:
-        """Update this object by an entry that is now stored on disk."""
+        """Update this object by an entry that is now stored on disk.
+
+        An entry of an unknown kind is ignored.
+        """
         kind, key, value = write
-        # Entries of other kinds than those that this class writes are ignored.
         if kind in self.summarised:
+            # The entry is about a decision, its end, or a person.
             self._fold_record_write(write)
         elif kind == "sealed":
             self.sealed[int(key)] = value
@@ -536,39 +549,39 @@ class SiloParty(SiloRecords):
 
         The kind of wait is a row of `progress.WAITS`. The first condition that holds decides.
         """
-        closes, release = self.calendar.closes, self.released_leaves + 1
+        closes, unreleased_leaf = self.calendar.closes, self.released_leaves + 1
         hub = self.deployed.document.hub.name
 
-        def state(name: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
-            # A wait begins when the leaf's period is over; leaf 0 means that nothing is due.
+        def wait(state: str, leaf: int, who: Sequence[str] = ()) -> dict[str, Any]:
+            """Return the row of a wait since the end of a leaf's period; leaf 0: nothing is due."""
             wait_start = float(closes[leaf - 1]) if 1 <= leaf <= len(closes) else None
-            return waiting("silo", name, leaf, wait_start, who)
+            return waiting("silo", state, leaf, wait_start, who)
 
         if self.stopped:
-            return state("stopped", 0)
-        if release > self.leaves:
-            return state("over", 0)
+            return wait("stopped", 0)
+        if unreleased_leaf > self.leaves:
+            return wait("over", 0)
         if self.lost:
-            return state("recover", min(self.lost))
-        leaf, closed_periods = self.closed_leaves + 1, self.calendar.closed(now)
+            return wait("recover", min(self.lost))
+        open_leaf, closed_periods = self.closed_leaves + 1, self.calendar.closed(now)
         if not self._hub_answered or self.unanswered(now):
-            return state("hub", release if release <= closed_periods else 0, [hub])
-        if leaf <= closed_periods:
-            if leaf in self.sessions.foreign:
+            return wait("hub", unreleased_leaf if unreleased_leaf <= closed_periods else 0, [hub])
+        if open_leaf <= closed_periods:
+            if open_leaf in self.sessions.foreign:
                 # The hub has a session derived from records that this silo's restored state lacks.
-                return state("given-up", leaf, [self.name])
-            if self.sessions.missing(leaf):
-                return state("sessions", leaf, [hub])
-            if leaf > self.released_leaves and not self._fits_ceiling(leaf):
-                return state("ceiling", leaf)
-        if release <= closed_periods:
-            given_up = self.unreported.get(release, "") == LOST_REASON
-            return state("given-up" if given_up else "release", release, [hub])
+                return wait("given-up", open_leaf, [self.name])
+            if self.sessions.missing(open_leaf):
+                return wait("sessions", open_leaf, [hub])
+            if open_leaf > self.released_leaves and not self._fits_ceiling(open_leaf):
+                return wait("ceiling", open_leaf)
+        if unreleased_leaf <= closed_periods:
+            given_up = self.unreported.get(unreleased_leaf, "") == LOST_REASON
+            return wait("given-up" if given_up else "release", unreleased_leaf, [hub])
         is_early = now < self.calendar.start
-        return waiting("silo", "start" if is_early else "open", release, None)
+        return waiting("silo", "start" if is_early else "open", unreleased_leaf, None)
 
     def _fits_ceiling(self, release: int) -> bool:
-        """Return True if the ledger has a release's charge, or the charge fits under its ceiling.
+        """Return True if a release is charged to the ledger already, or the ceiling allows it.
 
         The ceiling is the total budget (epsilon, delta) that the silo's owner allows for the
         dataset.
@@ -646,7 +659,9 @@ class SiloParty(SiloRecords):
     def _unconfirmed(self, now: float) -> tuple[Message, ...]:
         """Return the messages that the hub may not have, and a `Join`.
 
-        The hub answers the `Join` with a list of the reports that it has.
+        They are sessions (32 bytes each, which determine the masks of a release), reports, and
+        broadcasts that the hub made. The hub answers the `Join` with a list of the reports that it
+        has.
         """
         hub = self.deployed.document.hub.name
         hub_released = self.released if self._hub_released is None else self._hub_released
@@ -656,8 +671,8 @@ class SiloParty(SiloRecords):
             if k > hub_released or self.sessions.missing(k):
                 messages += self._send_session(k).messages
         # A report is not sent again if it is in a broadcast that both hub and silo have.
-        released_by_both = self._leaves_in(min(hub_released, self.released))
-        for k in range(released_by_both + 1, max(self.sealed, default=0) + 1):
+        last_in_both = self._last_leaf_in(min(hub_released, self.released))
+        for k in range(last_in_both + 1, max(self.sealed, default=0) + 1):
             if k in self.sealed and k not in self._hub_has:
                 messages += self._report_messages(k, self.sealed[k])
         # Send the hub the broadcasts that its restored log lacks: they show which sets of reports
@@ -691,8 +706,8 @@ class SiloParty(SiloRecords):
         If the hub has already released the sums without this silo, charge but make no report. If
         the ceiling of the ledger does not allow the charge, return a step with a problem.
         """
-        already_opened = self._is_too_late(release)
-        data = b"" if already_opened else self.report(release)
+        is_too_late = self._is_too_late(release)
+        data = b"" if is_too_late else self.report(release)
         charges = self._missing_charge(release, digest(data) if data else b"")
         if not all(map(self.ledger.allows, charges)):
             # Later releases must wait too: they would be charged on top of this one.
@@ -702,7 +717,7 @@ class SiloParty(SiloRecords):
                     "set one by fastfed deploy join FOLDER PLAN --epsilon E --delta D"
                 )
             return Step(problem=f"release {release} is more than the ceiling of the budget allows")
-        if already_opened:
+        if is_too_late:
             return Step((*charges, Write("without", str(release), b"opened without this silo")))
         return Step(
             (*charges, Write("sealed", str(release), data)), self._report_messages(release, data)
@@ -787,17 +802,18 @@ class SiloParty(SiloRecords):
             return self.encrypt_report(release, values)
         records = self._set_hidden_sums(release)
         if isinstance(randomizer, Counter):
-            # The report holds counts of noise bits, which a secure sum hides from the hub.
+            # The report holds counts of the bits of rounded records and of noise bits. A secure sum
+            # hides these counts from the hub.
             return self._secure_report(release, randomizer.row(release, records))
         # The report holds integer sums with a share of the noise; a secure sum hides them.
         return self._secure_report(release, randomizer.row(leaf_sums))
 
     def _randomized(self, release: int, randomizer: SumRandomizer) -> np.ndarray:
-        """Return the noisy values (s,) of a silo's report of a release.
+        """Return the s noisy values of this silo's report of a release.
 
-        ``randomizer`` has made no report yet. Its state depends on all earlier reports, so these
-        are computed first. If the last call has computed the earlier reports from the same sums, a
-        copy of that call's randomizer is used instead.
+        ``randomizer`` is new. A report depends on the randomizer's state after all earlier reports,
+        so these are computed first. If the last call of this method computed the earlier reports
+        from the same sums, a copy of that call's randomizer replaces ``randomizer``.
         """
         earlier_digest = digest(self._leaf_sums[: release - 1].tobytes())
         if self._last_randomizer is not None:
@@ -825,10 +841,11 @@ class SiloParty(SiloRecords):
         return self.signed(release, wire.Report(encrypted_values, share))
 
     def _set_hidden_sums(self, release: int) -> list[Record]:
-        """Set the sums from which the noise of a release is derived: the sums that the noise hides.
+        """Give `_sealing` the sums that the noise of a release hides; return records if needed.
 
-        Return the records whose noise bits the release counts; an empty list if the plan's protocol
-        has no bits.
+        The noise is derived from these sums. If the plan's protocol encodes records as bits, the
+        noise is derived from the records instead, and the report counts the bits of the returned
+        records. Otherwise the returned list is empty.
         """
         if self.plan.protocol.bits:
             records = self._records(leaves_of_node(self.plan, release))
@@ -901,7 +918,7 @@ class SiloParty(SiloRecords):
         Raises
         ------
         Refused
-            For any other message.
+            For a message of a different kind or sender, and if the content is not accepted.
         """
         envelope = self.wire.read(data, ("receipt", "news", "sessions"))
         if envelope.sender != self.deployed.document.hub.name:
@@ -951,7 +968,7 @@ class SiloParty(SiloRecords):
             seen = self.wire.body(seen_envelope, wire.Seen)
             silo = self.deployed.index(seen_envelope.sender)
             own_copy = self.broadcasts.get(seen.last)
-            if seen_envelope.release != self._number_in(release, broadcast, silo):
+            if seen_envelope.release != self._report_number_in(release, broadcast, silo):
                 raise Refused(
                     f"the news of release {release} is about release {seen_envelope.release}"
                 )
@@ -964,7 +981,11 @@ class SiloParty(SiloRecords):
         return self._adopt_broadcast(envelope, body.broadcast, reports)
 
     def _handle_receipt(self, released: int, body: Receipt, now: float) -> Step:
-        """Compare the hub's list of this silo's reports with the reports in this silo's state."""
+        """Compare the hub's list of this silo's reports with the reports in this silo's state.
+
+        ``released`` is the number of releases that the hub has broadcast. A report that only the
+        hub has is added to `lost`. If a report differs, the returned step raises an alarm.
+        """
         if body.silo != self.index:
             raise Refused(f"the receipt is for silo {body.silo}, not {self.index}")
         if any(not 1 <= k <= self.leaves or len(d) != KEY_BYTES for k, d in body.reports):
@@ -1002,10 +1023,12 @@ class SiloParty(SiloRecords):
         Parameters
         ----------
         envelope : Envelope
+            The broadcast.
         data : bytes
             The encoded envelope.
         reports : dict of int to bytes
-            Silo -> the digest of its report, as the silo stated it in its signed `Seen`.
+            Silo -> the digest of its report, as the silo stated it in a `Seen` (a signed message to
+            the other silos).
         """
         release = envelope.release
         if release in self.broadcasts:
@@ -1013,14 +1036,15 @@ class SiloParty(SiloRecords):
                 return self._alarm(f"the hub sent two broadcasts of release {release}")
             return Step()
         if release != self.released + 1 or release > self.deployed.exchanges:
-            # Too early: the hub sends it again, in order, in its answer to the next `Join`.
+            # Not the next broadcast of the plan. If it came too early, the hub sends it again, in
+            # order, in its answer to the next `Join`.
             return Step()
         body = self.wire.body(envelope, Broadcast)
         if problem := self._broadcast_problem(release, body, reports):
             return self._alarm(problem)
         # A broadcast lists the reports that it adds up, with at most one report of this silo.
         own_entries = [entry for entry in body.entries if entry.silo == self.index]
-        own_number = self._number_in(release, body, self.index)
+        own_number = self._report_number_in(release, body, self.index)
         own_report = self.sealed.get(own_number)
         if own_entries and own_report is not None and own_entries[0].digest != digest(own_report):
             return self._alarm(f"broadcast {release} holds another report than this silo sent")
@@ -1057,12 +1081,13 @@ class SiloParty(SiloRecords):
             return problem
         if any(reports.get(entry.silo) != entry.digest for entry in body.entries):
             raise Refused(f"broadcast {release} holds reports that no silo signed")
-        return self._helper_opened_twice(release, body) if self.deployed.shared else ""
+        return self._helper_problem(release, body) if self.deployed.shared else ""
 
-    def _number_in(self, release: int, body: Broadcast, silo: int) -> int:
-        """Return the number of the report by which a silo takes part in a broadcast.
+    def _report_number_in(self, release: int, body: Broadcast, silo: int) -> int:
+        """Return the number of the silo's report that a broadcast of a release adds up.
 
-        Here it is the broadcast's release; in plans with clocks the numbers differ.
+        Here it is the release. `ClockedSilo` overrides this method: there silos report at different
+        times, so the number may differ from the release.
         """
         return release
 
@@ -1075,17 +1100,17 @@ class SiloParty(SiloRecords):
         """Return the largest absolute values (s,) that a broadcast may have."""
         return self._range.broadcast(release)
 
-    def _helper_opened_twice(self, release: int, body: Broadcast) -> str:
-        """Return an alarm text if the helper added up two sets of one release; else an empty text.
+    def _helper_problem(self, release: int, body: Broadcast) -> str:
+        """Return an alarm text if the helper opened two sets of one release; else an empty text.
 
-        The helper holds one of two shares of every report, and adds up the shares of a set of
-        silos. Each answer of the helper holds the digest of its previous answer, so two answers to
-        one release break this chain.
+        Every report is split into two shares, one for the helper. The helper opens a set of
+        reports: it answers with the sum of their shares. Each answer holds the digest of the
+        helper's previous answer, so two answers to one release break this chain.
 
         Raises
         ------
         Refused
-            If the helper did not open the set of the broadcast.
+            If the broadcast's set of reports is not the set that the helper opened.
         """
         helper = self.deployed.document.helper
         set_envelope = self.wire.read(body.helper, ("set",))
@@ -1114,14 +1139,18 @@ class SiloParty(SiloRecords):
         return Step((Write("alarm", text, text.encode()),), problem=text)
 
     def recover(self) -> Step:
-        """Recover from reports that were sent but are not in this silo's restored state.
+        """Return the step that closes the leaves of lost reports, so that the silo can continue.
+
+        A report is lost if it was sent, but is not in this silo's state, which was restored from a
+        backup. A report that was charged to the ledger counts as lost even if the hub does not have
+        it.
 
         If the state still has the records of a lost report, the same bytes of the report are made
-        again. If not, the release stays without a report of this silo. A record may then be in the
-        sums of two periods, so the whole plan is charged to the ledger a second time. This charge
-        has the release number -k, where k is the last lost release. If reports are lost again
-        later, the plan is charged again. A report that was charged to the ledger counts as lost
-        even if the hub does not have it.
+        again. If not, the release stays without a report of this silo. The application may then
+        send a reward again that was in the lost report, so one record may be in the sums of two
+        periods. Therefore the whole plan is charged to the ledger a second time. This charge has
+        the release number -k, where k is the last lost release. If reports are lost again later,
+        the plan is charged again.
 
         Raises
         ------
@@ -1137,6 +1166,7 @@ class SiloParty(SiloRecords):
                 continue
             lost_digest = lost_releases.get(release)
             no_sessions = self.sessions.missing(release)
+            # `foreign`: the hub's session of this silo is from records that this state lacks.
             if lost_digest is not None and no_sessions and release not in self.sessions.foreign:
                 raise InputError(f"the hub has not sent the sessions of release {release} yet")
             writes += self._missing_charge(release, lost_digest or b"")

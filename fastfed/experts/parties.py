@@ -98,12 +98,12 @@ class ExpertClient(Once):
 
     @once
     def receive(self, choice: ExpertChoice) -> None:
-        """Update the decision with the server's answer.
+        """Update the decision ``x`` (the weights of the experts) by a choice of the server.
 
         Parameters
         ----------
         choice : ExpertChoice
-            The answer, or, at the beginning, the server's ``start()``.
+            The server's answer to the last report. At the beginning, the server's ``start()``.
 
         Raises
         ------
@@ -139,8 +139,8 @@ class ExpertClient(Once):
         Parameters
         ----------
         loss : array_like, shape (d,), or callable
-            Losses, clipped to [0, 1]. For nonlinear losses, a function from x (d,) to the gradient
-            (d,).
+            The losses of the d experts, which are clipped to [0, 1]. For nonlinear losses, a
+            function that returns the gradient (d,) at given weights (d,).
 
         Raises
         ------
@@ -209,7 +209,8 @@ class ExpertServer(Once):
         Raises
         ------
         InputError
-            If a report is missing, repeated or of a different exchange. The state does not change.
+            If a report is missing, repeated, or of a different exchange or shape; before
+            ``start()``; and after the plan's last exchange. The state does not change.
         """
         plan = self.plan
         if self._started is None:

@@ -83,8 +83,8 @@ def rank_one_update(
 def sherman_morrison(inverse: np.ndarray, x: ArrayLike, *, trusted: bool = False) -> np.ndarray:
     """Update V^{-1} to (V + x x')^{-1} in place, in O(d^2) for each row x.
 
-    Over 10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12; for a
-    smaller lambda the inverse factor keeps more digits.
+    Over 10^5 updates of V = lambda I, lambda >= 1e-3, the relative error stays below 1e-12. For a
+    smaller lambda, ``factor_update`` keeps more digits: it updates the inverse factor of V instead.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
     Parameters
     ----------
     factor : array_like, shape (d, d)
-        W of V, as returned by inverse_factor.
+        The inverse factor W of V, as returned by inverse_factor: V^{-1} = W'W.
     u : array_like, shape (d,) or (n, d)
         Right-hand sides, such as the bias of ridge regression.
     trusted : bool
@@ -218,18 +218,18 @@ def solve(factor: ArrayLike, u: ArrayLike, *, trusted: bool = False) -> np.ndarr
 def factor_update(
     factor: np.ndarray, theta: np.ndarray, x: ArrayLike, y: ArrayLike, *, trusted: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add rows (x, y) to a ridge regression, in place and in O(d^2) each.
+    """Add rows (x, y) to a ridge regression, in place, in O(d^2) for each row.
 
-    This is recursive least squares on the factor: V += x x', and W stays a factor of a positive
-    definite V.
+    This is recursive least squares on the inverse factor W of V, where V^{-1} = W'W. Each row adds
+    x x' to V, and V stays positive definite.
 
     Parameters
     ----------
     factor : ndarray, shape (d, d)
-        W of V, as returned by inverse_factor; updated in place.
+        W, as returned by inverse_factor; updated in place.
     theta : ndarray, shape (d,)
-        The estimate: V^{-1} u for the bias u before the row, and V^{-1} (u + x y) after it; zeros
-        at first. Updated in place.
+        The estimate V^{-1} u, where each row adds x y to the bias u; zeros before the first row.
+        Updated in place.
     x : array_like, shape (d,) or (n, d)
         Features of one row, or of n rows.
     y : array_like, shape (n,), or float

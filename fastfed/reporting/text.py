@@ -158,8 +158,9 @@ class PrivacyText:
 def privacy_text(certificate: dict[str, Any]) -> PrivacyText:
     """Return the texts of a stored certificate for a table.
 
-    If the user-level claim is unproven, ``exact`` is the first side guarantee. It is for a
-    different unit, or conditional on something that does not hold in this run.
+    If the certificate has no exact guarantee, the text `PrivacyText.exact` states its first side
+    guarantee (key "also"), which is weaker: it is for a different unit, or conditional on something
+    that does not hold in this run.
     """
     claimed, exact = certificate["claimed"], certificate["exact"]
     text = _pair(exact, claimed, rounded_up)
@@ -213,8 +214,17 @@ NOT_OF_SPEC = (
 def spec_text(identity: dict[str, Any], replicates: int, figure: dict[str, Any]) -> str:
     """Return the text of a spec with every key and its value.
 
-    It is TOML, but may contain keys that describe data and that no spec accepts. A key whose value
-    is the default of the algorithm is a comment.
+    It is TOML, but may contain keys that no spec accepts, because they only describe the data. A
+    key whose value is the default of the algorithm is a comment.
+
+    Parameters
+    ----------
+    identity : dict
+        All values that determine the results, from `Experiment.identity`.
+    replicates : int
+        Number of replicates.
+    figure : dict
+        The keys of the spec's table [figure].
     """
     top = {k: v for k, v in identity.items() if k not in NOT_TOP}
     plain = {k: v for k, v in figure.items() if k not in NOT_OF_SPEC}
@@ -321,7 +331,8 @@ ROUNDING_ERROR = 1e-12
 def plus_minus(mean: float, stderr: float | None) -> str:
     """Format a mean and its standard error, with two digits of the error.
 
-    Without an error the mean has five digits.
+    The mean has five digits if there is no error, or if the error is only due to rounding and so is
+    written as 0.
     """
     if not stderr or not math.isfinite(stderr):
         return fixed(mean, 4 - magnitude(mean))

@@ -137,7 +137,8 @@ def run(
     }
     rows = curve_rows(experiment)
     threads = resources.threads
-    # memory_ends is outermost, so that it also covers the engine and the store.
+    # memory_ends adds the memory terms to the message of a MemoryError. It is outermost, so that it
+    # also does this for errors of the engine and the store.
     with (
         memory_ends(layout),
         open_engine(resources.engine, threads, resources.scheduler, layout.at_once) as engine,
@@ -374,7 +375,10 @@ def simulate(
 
 
 def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str]) -> None:
-    """Raise InputError for an unknown key that resembles an argument of `simulate`."""
+    """Raise InputError for an unknown key that resembles an argument of `simulate`.
+
+    Also for a key that names an output folder. Other unknown keys are left to the check of curves.
+    """
     arguments = list(inspect.signature(simulate).parameters)[2:-1]
     config = ALGORITHMS[algorithm].config.__struct_fields__ if algorithm else ()
     # The keys of a curve may also change numbers of the environment.
@@ -385,6 +389,8 @@ def _check_keys(algorithm: str | None, environment: object, keys: Iterable[str])
                 f'unknown argument "{key}": simulate writes no files; fastfed.run(spec, folder) '
                 "writes a folder"
             )
+        # A hint is "" or names the word closest to the key. The two hints differ if that word is an
+        # argument of `simulate`.
         hint = nearest(key, [*arguments, *known_keys])
         if key not in known_keys and hint and nearest(key, known_keys) != hint:
             raise InputError(f'unknown argument "{key}"{hint}')

@@ -250,35 +250,40 @@ def copies() -> list[tuple[str, str]]:
     The list should be empty: objects that draw noise must refuse all copies.
     """
     copied = []
-    for name, original in originals().items():
+    for class_name, original in originals().items():
         for way, copy_object in WAYS.items():
             try:
+                # Copy the object of world 0 once.
                 copy_object(original.make(0)[0], 1)
             except Exception:
                 continue
-            copied.append((name, way))
+            copied.append((class_name, way))
     return copied
 
 
 def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
     """Audit what all copies of an object reveal together, for every object that can be copied.
 
-    Objects are audited one by one until a bound is above the claim; the probability of error is
-    divided among them. The bound is 0 if every object refuses to be copied. The statistic is the
-    mean release of VIEWS copies, projected on the difference between the means of the two worlds.
-    This difference is estimated from separate runs.
+    An object is an instance of a class in `originals`, without those whose ``release`` is None.
+    Objects are audited one by one until the lower bound on the epsilon of one object is above the
+    claimed EPSILON. The probability of error (0.05) is divided among them. The bound is 0 if every
+    object refuses to be copied.
+
+    The statistic is the mean release of VIEWS copies, projected on a direction: the difference
+    between the means of the two worlds, each entry divided by its variance. Means and variances are
+    estimated from separate runs.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     check_seed(seed)
     objects = originals()
     results: list[AuditResult] = []
     way_of_class: dict[str, str] = {}
-    for kind, way in copies():
-        way_of_class.setdefault(kind, way)
-    audited = [kind for kind in way_of_class if objects[kind].release is not None]
-    for kind in audited:
+    for class_name, way in copies():
+        way_of_class.setdefault(class_name, way)
+    audited = [c for c in way_of_class if objects[c].release is not None]
+    for class_name in audited:
         releases_by_world = [
-            _mean_releases(objects[kind], WAYS[way_of_class[kind]], trials, world)
+            _mean_releases(objects[class_name], WAYS[way_of_class[class_name]], trials, world)
             for world in (0, 1)
         ]
         fit_trials = max(1, trials // 4)
@@ -290,7 +295,7 @@ def audit_copies(name: str, trials: int, seed: int) -> AuditResult:
         )
         confidence = 1.0 - 0.05 / len(audited)
         result = audit(
-            kind,
+            class_name,
             statistics_0,
             statistics_1,
             claimed_epsilon=EPSILON,
@@ -362,8 +367,9 @@ def _score_with_memory_outside_state() -> Any:
     """Return a compiled score function that remembers the first user outside of its state.
 
     It is like `_score_with_memory_in_state`, but stores the feature in separate memory. The state
-    holds only the address of this memory. Copying the state protects later users from a score that
-    writes its state, but not from this score, which is always a fault.
+    holds only the address of this memory. The state is copied for every call, which protects later
+    users from a score that writes into its state. It does not protect them from this score, which
+    is always a fault: a copied address points to the same memory.
     """
     import numba
     from numba.core import types
@@ -383,7 +389,7 @@ def _score_with_memory_outside_state() -> Any:
     def remember(  # type: ignore[no-untyped-def]
         state, key, round, actions, dimension, x, w, theta, beta, gamma, scores
     ):
-        """Give action a the score a f, with f the first feature of round 1, kept in memory."""
+        """Score action a by a times the first feature of round 1, which the memory holds."""
         memory = pointer(int(state[0]))
         if round == 1:
             memory[0] = x[0]
