@@ -49,7 +49,7 @@ JOIN_SECONDS = 60.0
 
 
 class BrokenLog(Refused):
-    """Raised if a set or a broadcast in the hub's log does not agree with the reports in it."""
+    """Raised if a set or a broadcast in the hub's log does not agree with the log's reports."""
 
 
 class Hub(Speaker):
@@ -191,9 +191,9 @@ class Hub(Speaker):
         """Answer a party's `Join` with the messages that the party has missed.
 
         A `Join` of the helper names the last release that the helper has answered. If the hub has
-        answers of the helper to later releases (the helper was restored), it returns them, followed
-        by the set that the helper must answer next. A silo gets the broadcasts that it does not
-        have, and a receipt: the list of the silo's reports that the hub has.
+        answers of the helper to later releases (the helper was restored), the hub returns them,
+        followed by the set that the helper must answer next. A silo gets the broadcasts that it
+        does not have, and a receipt: the list of the silo's reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_countersignature(envelope.sender, body.agreed)

@@ -394,8 +394,8 @@ class FrankWolfePlan(ExpertPlan):
     def inflation(self, phase: Phase) -> float:
         """Return the factor on the noise scale that covers the rounding of gradients.
 
-        If one of the n losses of a vertex is replaced, the vertex's scores change by the change in
-        `vertex_sets`. Rounding the old and the new gradient adds at most unit / n to this change.
+        If one of the n losses of a vertex is replaced, the scores below it change by at most
+        `VertexSet.change`. Rounding the old and the new gradient adds at most unit / n to this.
         Steps of x are rounded too, each by a relative 2^-52, which can increase the distance
         between x and the point of the parent vertex. The term with 2^-48 covers this.
         """

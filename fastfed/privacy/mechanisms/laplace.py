@@ -457,7 +457,7 @@ def _seeded_range(
 def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Choose a midpoint of `private_range` with exactly its probabilities, and return it.
+    """Choose a midpoint as `private_range` does, with exact probabilities, and return it.
 
     The random bits come from entry ``index`` of ``draw``.
     """
