@@ -18,9 +18,9 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE
 def available(proc: Path = _PROC) -> int | None:
     """Return the bytes available to this process, or None if they are unknown.
 
-    This is the minimum of three values: the system's available memory (including pages that it can
-    reclaim at once), the remaining limits of the control groups of this process (versions 1 and 2),
-    and the remaining address space limit.
+    This is the smallest of these numbers, as far as they are known: the system's available memory
+    (including pages that it can reclaim at once), what the limit of each control group of this
+    process still allows (versions 1 and 2), and what the limit of the address space still allows.
     """
     limits = [_system(proc), *_groups(proc), _addresses(proc)]
     sizes = [max(0, size) for size in limits if size is not None]

@@ -77,7 +77,8 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         """Return the entry of a name; import it from its package at the first use.
 
-        Raises InputError, with the package and entry point, if it cannot be used.
+        Raises InputError if the package's entry cannot be loaded or is unsuitable, or if several
+        packages have this name. The error names the package and the entry point.
         """
         if name in self.builtin:
             return self.builtin[name]

@@ -60,10 +60,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def stoppable(note: str = "") -> Iterator[None]:
-    """Make ending signals raise KeyboardInterrupt, or end the process after `GRACE_MILLISECONDS`.
+    """Make ending signals end the block: they raise KeyboardInterrupt in the main thread.
 
-    ``note`` is a text to append to `INTERRUPTED_TEXT`. Ignored signals stay ignored. Outside the
-    main thread this context does nothing.
+    If Python has not reacted within `GRACE_MILLISECONDS`, the native thread ends the process
+    instead, with the message `INTERRUPTED_TEXT` followed by ``note``. Signals that the process
+    ignored before stay ignored. Outside the main thread, and inside another such block, this
+    context does nothing.
     """
     global _pipe
     if threading.current_thread() is not threading.main_thread() or _pipe is not None:
@@ -104,17 +106,18 @@ def stoppable(note: str = "") -> Iterator[None]:
 def noted() -> Iterator[list[int]]:
     """Make ending signals append their number to the list, instead of raising.
 
-    An exception that a signal raises inside a lock of `threading` can leave the lock released
-    twice. A main thread that only waits avoids this by looking at the list. Signals that
-    `stoppable` does not handle are not noted.
+    If a signal raises an exception while the main thread is inside a lock of `threading`, the lock
+    can end up released twice. A main thread that only waits can avoid this: it uses this context,
+    and looks at the list from time to time. Only signals for which `stoppable` has installed its
+    handler are appended.
     """
-    numbers: list[int] = []
+    arrived: list[int] = []
     in_main_thread = threading.current_thread() is threading.main_thread()
     handled = [n for n in ENDING_SIGNALS if in_main_thread and signal.getsignal(n) is _raise]
     for number in handled:
-        signal.signal(number, lambda received, frame: numbers.append(received))
+        signal.signal(number, lambda received, frame: arrived.append(received))
     try:
-        yield numbers
+        yield arrived
     finally:
         for number in handled:
             signal.signal(number, _raise)

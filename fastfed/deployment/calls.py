@@ -170,8 +170,9 @@ def _try_reused(
 ) -> tuple[int, bytes] | None:
     """Exchange over the reused connection; return None if there is none, or if it has ended.
 
-    It may end before the answer has arrived. This is no error, since the call is then repeated over
-    a new connection, and messages may be repeated.
+    The connection may end before the answer has arrived, and the other side may have received the
+    message. This is no error: the caller repeats the call over a new connection, and parties
+    tolerate repeated messages.
     """
     pending.connection, reused.connection = reused.connection, None
     if pending.connection is None:
@@ -197,6 +198,7 @@ def call(
     Parameters
     ----------
     url : str
+        An address with http:// or https://.
     at_most : int
         Maximum number of bytes of the answer's body.
     data : bytes, optional
@@ -237,7 +239,9 @@ def call(
         return answer
 
     def open_and_exchange(pending: _PendingCall) -> tuple[int, bytes]:
-        # Connect, then do the TLS handshake here, so that the call can be cut at any moment.
+        """Open a connection, store it in ``pending``, and exchange over it."""
+        # `pending.cut` shuts down `connection.sock`. So the TLS handshake is done only after its
+        # socket is stored there: a handshake that hangs can be cut too.
         proxy = _proxy(host, port) if context is not None else None
         address = (host, port) if proxy is None else (proxy.hostname or "", proxy.port or 80)
         pending.connection = connection = http.client.HTTPConnection(*address, timeout=PATIENCE)
@@ -267,6 +271,7 @@ def call_socket(path: str | Path, url_path: str, data: bytes, at_most: int) -> t
     """
 
     def work(pending: _PendingCall) -> tuple[int, bytes]:
+        """Connect to the socket, and exchange over the connection."""
         pending.connection = connection = http.client.HTTPConnection("local", timeout=PATIENCE)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(PATIENCE)

@@ -49,7 +49,7 @@ JOIN_SECONDS = 60.0
 
 
 class BrokenLog(Refused):
-    """Raised if a broadcast in the hub's log is not the sum of the reports in the log."""
+    """Raised if a set or a broadcast in the hub's log does not agree with the log's reports."""
 
 
 class Hub(Speaker):
@@ -73,8 +73,9 @@ class Hub(Speaker):
     ) -> None:
         super().__init__(deployed, deployed.document.hub.name, secret)
         self._sealing = SealedNoise(secret, deployed.digest, self.name)
-        # The hub checks reports that are sums of records in fixed point, without noise. Records of
-        # a simulation, which passes its own noise source, are not in fixed point.
+        # Some protocols send reports without noise: exact sums of records in fixed point. The hub
+        # checks such reports. In a simulation, which passes a noise source, records are not in
+        # fixed point, so the check is left out.
         without_noise = self.plan.protocol.noise_by == "server" or self.plan.flips > 0
         self._checks_records = noise is None and without_noise
         self._server = self._make_server(noise)
@@ -103,11 +104,12 @@ class Hub(Speaker):
         #: Why the plan has ended early; empty while it runs.
         self.ended = ""
         # ---- State recomputed from the log.
-        #: Row k - 1: the sum of the reports of release k, (releases, s).
+        #: Row k - 1 (s,) is the sum of the reports of release k; s is the size of a report.
         self._totals = np.zeros((self.plan.releases, self.plan.statistic_size))
-        #: Release -> its broadcast, of the last release only; it may not be durable yet.
+        #: Release -> the bytes of its broadcast. It holds at most one entry, for the release
+        #: computed last, which may not be in the log yet.
         self._broadcast_cache: dict[int, bytes] = {}
-        #: Release -> how well each silo fits the others, of the last release only.
+        #: Release -> how well each silo fits the others. It holds at most one entry.
         self._fits_cache: dict[int, list[Fit]] = {}
         #: Silo name -> releases in which its report was scaled down to the plan's cap.
         self.capped: dict[str, set[int]] = {}
@@ -142,9 +144,10 @@ class Hub(Speaker):
     # ---- messages --------------------------------------------------------------------------------
 
     def handle(self, data: bytes, now: float) -> Step:
-        """Process a message of a silo or of the helper.
+        """Process a message of a silo or of the helper, and return the step that it causes.
 
-        A silo may also return a broadcast that this hub made before its log was restored.
+        ``now`` is the time in seconds since 1970. A silo may also return a broadcast that this hub
+        made before its log was restored.
 
         Raises
         ------
@@ -187,9 +190,10 @@ class Hub(Speaker):
     def _answer_join(self, envelope: Envelope, data: bytes, now: float) -> Step:
         """Answer a party's `Join` with the messages that the party has missed.
 
-        The helper gets its later answers, which a restored helper lacks, and the open set of
-        reports. A silo gets the broadcasts that it does not have, and a receipt: the list of the
-        silo's reports that the hub has.
+        A `Join` of the helper names the last release that the helper has answered. If the hub has
+        answers of the helper to later releases (the helper was restored), the hub returns them,
+        followed by the set that the helper must answer next. A silo gets the broadcasts that it
+        does not have, and a receipt: the list of the silo's reports that the hub has.
         """
         body = self.wire.body(envelope, wire.Join)
         self.deployed.check_countersignature(envelope.sender, body.agreed)
@@ -198,7 +202,7 @@ class Hub(Speaker):
         )
         if envelope.sender not in self.deployed.silos:
             self._helper_release = max(envelope.release, self._helper_release or 0)
-            # A helper that was restored must get its later answers before it adds up a new set.
+            # The helper must get these answers before it adds up a new set.
             later_answers = (
                 answer for k, answer in sorted(self.answers.items()) if k > envelope.release
             )
@@ -235,7 +239,7 @@ class Hub(Speaker):
         clocks: tuple[float, float] = (0.0, 0.0),
         after: int | None = None,
     ) -> Message:
-        """Return a receipt for a silo: which of the silo's reports the hub has.
+        """Return a receipt for a silo: which of the silo's reports, with their `Seen`, the hub has.
 
         If the hub takes no more reports of the silo, the receipt also states why. The receipt does
         not list a report that is in a release which both hub and silo have, since nobody needs such
@@ -290,6 +294,7 @@ class Hub(Speaker):
         values = self._decrypt_report(envelope, label)
         if self._checks_records:
             check_records(self.plan, values, release, label)
+        # A receipt lists only reports whose `Seen` the hub has too.
         new_reports = ((release, digest(data)),) if (release, silo) in self.seen else ()
         receipt = self._receipt_message(silo, new_reports=new_reports)
         return Step((Write("report", f"{release}/{silo}", data),), (receipt,))
@@ -326,16 +331,16 @@ class Hub(Speaker):
         return 0 <= body.last < release
 
     def _last_report_in(self, release: int, silo: int) -> int:
-        """Return the number of a silo's last report that the broadcast of a release may contain.
+        """Return the number of the last report of a silo that a release's broadcast may contain.
 
-        Here report k is in release k; in plans with clocks the numbers differ.
+        In this class, report k of a silo belongs to release k. `ClockedHub` overrides this method.
         """
         return release
 
     def _report_number(self, release: int, entry: wire.Entry) -> int:
-        """Return the number of the report that an entry of a release's set stands for.
+        """Return the number of the report that ``entry``, a member of a release's set, names.
 
-        Here report k is in release k; in plans with clocks the numbers differ.
+        In this class, report k of a silo belongs to release k. `ClockedHub` overrides this method.
         """
         return release
 
@@ -388,9 +393,9 @@ class Hub(Speaker):
     def _store_session(self, silo: int, envelope: Envelope, data: bytes) -> Step:
         """Store a silo's session of a release: 32 bytes on which the masks of reports depend.
 
-        If all silos have sent a session, answer with the list of all sessions. Only the first
-        session that a silo sends for a release counts. A different one is reported as a problem
-        while the list is not complete.
+        Only the first session that a silo sends for a release counts. If all silos have sent a
+        session, answer with the list of all sessions. Otherwise, if this silo had sent a different
+        session before, the step reports this as a problem.
         """
         release, label = envelope.release, f"session {envelope.release} of {envelope.sender}"
         body = self.wire.body(envelope, wire.Sessions)
@@ -447,9 +452,11 @@ class Hub(Speaker):
         return Step((Write("answer", str(release), data),))
 
     def _take_returned_broadcast(self, envelope: Envelope, data: bytes) -> Step:
-        """Accept a broadcast of this hub that a silo returns, if the hub's log was restored.
+        """Process a broadcast that this hub made and a silo returns; store it if the log lacks it.
 
-        The hub opens the same set again when all reports of the set have arrived again.
+        The log can lack it because it was restored. `tick` then opens the broadcast's set again
+        when all reports of this set have arrived again. If the log has a different broadcast or set
+        of this release, raise an alarm.
         """
         release = envelope.release
         if envelope.sender != self.name or not 1 <= release <= self.deployed.exchanges:
@@ -499,7 +506,8 @@ class Hub(Speaker):
         data = self._broadcast(release)
         present = (n for i, n in enumerate(self.deployed.silos) if i not in self.left_silos)
         sends = tuple(self._news_message(name, release, data) for name in present)
-        # The alarm comes before the broadcast: a hub killed in between computes both again.
+        # The alarm is stored before the broadcast. A hub that is killed after the first of these
+        # writes makes both again when it is restarted.
         return Step((*self._misfit_alarm(release), Write("broadcast", str(release), data)), sends)
 
     def _why_sum_impossible(self, release: int) -> str:
@@ -514,7 +522,8 @@ class Hub(Speaker):
             values = self.wire.floats(body.values, f"the sum of release {release}")
             check_range(values, self._range.broadcast(release), f"the sum of release {release}")
         except Refused as refused:
-            # If hub and silo were both restored, the silo's masks may use other sessions.
+            # After a restore of hub and silo, the silo's masks may use sessions that differ from
+            # those of the other silos' masks, and then masks do not cancel.
             masks = ", or hub and silo were restored and masks differ"
             cause = f"a silo has sent what no records are{masks if self.deployed.masked else ''}"
             return f"{refused}; {cause}: no sum can tell which"
@@ -551,17 +560,17 @@ class Hub(Speaker):
         return list(detector.fits(release, self._reports_by_release(release)))
 
     def _reports_by_release(self, release: int) -> dict[int, dict[int, np.ndarray]]:
-        """Return the values of the reports that make up the sums of a release, before capping.
+        """Return the reports that add up to the sums of all batches up to a release, uncapped.
 
-        The result maps release -> silo -> values (s,). With a tree, each report is one node, so a
-        prefix sum adds up reports of several releases.
+        The result maps release -> silo -> the report's values (s,). If each report contains the
+        sums of one tree node only, several releases are needed; see `nodes_of`.
         """
         reports: dict[int, dict[int, np.ndarray]] = {}
-        for node in nodes_of(self.plan, release):
-            reports[node] = {}
-            for entry in self.sets[node].entries:
-                envelope = self.wire.read(self.reports[node, entry.silo])
-                reports[node][entry.silo] = self._decrypt_report(envelope, "a report")
+        for part in nodes_of(self.plan, release):
+            reports[part] = {}
+            for entry in self.sets[part].entries:
+                envelope = self.wire.read(self.reports[part, entry.silo])
+                reports[part][entry.silo] = self._decrypt_report(envelope, "a report")
         return reports
 
     def _reopen_lost_set(self, release: int) -> Step:
@@ -582,12 +591,13 @@ class Hub(Speaker):
         return Step((Write("set", str(release), self.signed(release, Opened(entries))),))
 
     def _silos_could_join(self, now: float) -> bool:
-        """Return True once every silo has sent a `Join` since the restart, or had time to.
+        """Return True once every silo has sent a `Join` since the restart, or has had time for it.
 
         Only then does the hub open a set: a silo may have a broadcast that this hub's restored log
         lacks. The waiting time starts with the first `Join`, since before that the hub may have no
         network. A silo that claims to have such a broadcast but does not send it delays the hub
-        only until the waiting time is over.
+        only until the waiting time is over. With a helper, the result is False until the helper has
+        sent a `Join`.
         """
         active = {i for i in range(self.plan.silos) if i not in self.left_silos}
         wait_seconds = max(JOIN_SECONDS, self.deployed.document.calendar.grace)
@@ -596,7 +606,7 @@ class Hub(Speaker):
         )
         time_is_over = self._first_join is not None and now >= self._first_join + wait_seconds
         helper_joined = not self.deployed.shared or self._helper_release is not None
-        # Waiting for the helper costs nothing: no release is possible without it.
+        # Waiting for the helper delays no release, because none is possible without the helper.
         return helper_joined and (
             time_is_over or (no_lost_broadcasts and active <= self._silo_release.keys())
         )
@@ -636,8 +646,9 @@ class Hub(Speaker):
         """Return a tuple with the message that the helper must answer now, or an empty tuple.
 
         The message asks the helper to add up its shares of the open set, and holds these shares,
-        which silos have encrypted to the helper. If the restored log lacks the set that the helper
-        has answered, the message holds an empty set: the helper then repeats its answer.
+        which silos have encrypted to the helper. Exception: the helper has answered the release,
+        but the restored log lacks the set, and nobody has returned it yet. The message then holds
+        an empty set, and the helper repeats its answer, which names the set.
         """
         release, helper = len(self.broadcasts) + 1, self.deployed.document.helper
         if helper is None or release > self.plan.releases or release in self.answers:
@@ -676,9 +687,9 @@ class Hub(Speaker):
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Return the released statistics (s,) from the reports of a set.
 
-        With a secure sum, encoded reports are added up modulo 2^64. Otherwise reports are sums in
-        float64. If the plan has a cap, each report is first scaled down to the cap. Under a central
-        protocol, the hub adds noise to the total of the reports.
+        With a secure sum or flipped bits, reports are encoded numbers, which are added up modulo
+        2^64. Otherwise reports are sums in float64. If the plan has a cap, each of these is first
+        scaled down to the cap. Under a central protocol, the hub adds noise to their total.
         """
         values = []
         for entry in opened_set.entries:
@@ -729,13 +740,15 @@ class Hub(Speaker):
         return within_cap
 
     def _hidden_sums(self, release: int) -> dict[int, bytes]:
-        """Return node of the tree -> encoded sums that the hub's noise at this node hides.
+        """Return the exact sums, encoded as bytes, that the hub's noise for a release hides.
 
-        The nodes are those whose noise is drawn for this release.
+        The result maps the number of a tree node to the sums that the noise of this node hides. It
+        has the nodes whose noise the hub draws for this release.
         """
         if self.plan.protocol.randomizer == SEND_BATCH:
             return hidden_by(self.plan, release, self._totals[:release])
-        # Each silo sends the sums of one node, so the noise hides the total of these reports.
+        # Here each silo's report is the sums of one node, so the node's noise hides the total of
+        # the reports.
         return {release: packed(self._totals[release - 1])}
 
     # ---- state -----------------------------------------------------------------------------------
@@ -749,7 +762,6 @@ class Hub(Speaker):
             If the entry is a set or a broadcast that does not follow from the earlier entries.
         """
         kind, key, value = write
-        # The sum of each broadcast is recomputed here, so a log with a different sum is refused.
         if kind == "join":
             self.joined.add(key)
         elif kind == "leave":
@@ -776,6 +788,7 @@ class Hub(Speaker):
         elif kind == "answer":
             self.answers[int(key)] = value
         elif kind == "broadcast":
+            # `_broadcast` computes the sum from the reports, so a log with another sum is refused.
             if self._broadcast(int(key)) != value:
                 raise BrokenLog(f"broadcast {key} is not the sum of the reports in its set")
             self.broadcasts[int(key)] = value
@@ -786,9 +799,10 @@ class Hub(Speaker):
             self.ended = value.decode()
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose report of a release is missing.
+        """Return the indices of the silos for whose report of a release the hub waits.
 
-        With masks, return the silos whose session is missing, if there are such silos.
+        With masks, silos report only when all sessions are there. So if sessions are missing,
+        return the silos whose session is missing instead. Silos that have left are not returned.
         """
         present = [i for i in range(self.plan.silos) if i not in self.left_silos]
         without_session = [i for i in present if (release, i) not in self.sessions]
@@ -801,9 +815,10 @@ class Hub(Speaker):
         return list(self.deployed.silos)
 
     def _waits(self, now: float) -> dict[str, Any]:
-        """Return what the hub waits for at time ``now``, as plain data.
+        """Return what the hub waits for at time ``now``, as plain data made by `waiting`.
 
-        The kind of wait is a row of `progress.WAITS`. The first condition that holds decides.
+        The conditions below are in order of priority: the first one that holds names the row of
+        ``progress.WAITS["hub"]``.
         """
         release, document = len(self.broadcasts) + 1, self.deployed.document
         names, helper = self.deployed.silos, document.helper
@@ -823,7 +838,8 @@ class Hub(Speaker):
         ):
             return waiting("hub", "open", release, None)
         if helper is not None and (self._helper_release is None or release in self.sets):
-            # The hub opens no set before the helper has joined. It has no sum before the answer.
+            # The hub opens no set before the helper has joined, and it has no sum of an open set
+            # before the helper has answered.
             return state("helper", [helper.name])
         if release in lost_releases:
             return state("reports-again", [names[i] for i in missing])
@@ -894,9 +910,10 @@ class Hub(Speaker):
         Returns
         -------
         dict
-            ``moves``: silo -> distance that theta moves if the silo is left out. ``alarm_sees``:
-            silo -> the last two fields of `Fit`, the sizes of false reports that the alarm detects.
-            ``capped``: silo -> releases in which its report was scaled down.
+            ``moves``: silo -> distance by which the estimate of theta moves if the silo is left
+            out. ``alarm_sees``: silo -> the fields ``sees`` and ``sees_surely`` of `Fit`, sizes of
+            false reports that the alarm detects. ``capped``: silo -> releases in which its report
+            was scaled down. Entries are left out if the hub cannot compute them.
         """
         release, names = len(self.broadcasts), self.deployed.silos
         status: dict[str, object] = {}

@@ -127,8 +127,8 @@ def _card(title: str, *parts: str, full_width: bool = False) -> str:
     return "\n".join((f"<section{name}>", f"<h2>{escaped(title)}</h2>", *parts, "</section>"))
 
 
-def _state(facts: Mapping[str, Any]) -> str:
-    """Return the boxes at the top: what is wrong, and what the party waits for."""
+def _state_boxes(facts: Mapping[str, Any]) -> str:
+    """Return the boxes at the top: what is wrong, silent silos, and what the party waits for."""
     boxes, now, waits = list[str](), facts["time"], facts["waits"]
     if facts["troubles"]:
         troubles = "".join(f"<p>{escaped(text)}</p>" for text in facts["troubles"])
@@ -137,6 +137,7 @@ def _state(facts: Mapping[str, Any]) -> str:
         notes = "".join(f"<p>{escaped(text)}</p>" for text in facts["notes"])
         boxes.append(f'<div class="state wait"><strong>Silent silos</strong>{notes}</div>')
     is_idle = waits["state"] in ("start", "open", "clocks", "over")
+    # Texts of `progress.WAITS` begin with "nothing: " if the party waits for nothing.
     text = waits["for"].removeprefix("nothing: ")
     headline = text[0].upper() + text[1:] if text != waits["for"] else f"Waits for {text}"
     lines = [f"<strong>{escaped(headline)}</strong>"]
@@ -251,7 +252,7 @@ def html_of(facts: Mapping[str, Any]) -> str:
 <main>
 <h1>{escaped(facts["party"])}</h1>
 <p class="quiet">{kind.capitalize()} of {escaped(facts["federation"])}</p>
-{_state(facts)}
+{_state_boxes(facts)}
 <div class="cards">
 {chr(10).join(cards)}
 </div>

@@ -60,7 +60,11 @@ def _packaged(data: str, package: str, module: str, file: str) -> Path:
 
 
 def _digits() -> tuple[Any, ...]:
-    """Return features (1797, 64) in [0, 1] and classes 0 .. 9 of the digits of scikit-learn."""
+    """Return the digits of scikit-learn as (features, classes, default norm).
+
+    Features (1797, 64) are in [0, 1], classes are 0 to 9, and the norm is None: the largest norm in
+    the data is used.
+    """
     path = _packaged("digits", "scikit-learn", "sklearn", "data/digits.csv.gz")
     table = np.loadtxt(path, delimiter=",")
     # 16 is the largest value that a pixel can have, in any image.
@@ -89,10 +93,10 @@ def _randhie() -> tuple[Any, ...]:
     """Return the RAND health insurance experiment: who sees a doctor twice a year or more.
 
     The result is (features, classes, default norm, note). Features (people, 9) are terms of the
-    insurance and health, scaled by limits of the code book. There is one record for the first year
-    of each person; consecutive rows with the same health
-    count as one person. Class 1 means at least two visits, class 0 fewer. People are in a fixed
-    random order, so that families, whose rows are adjacent in the file, are spread over all silos.
+    insurance and health, scaled by limits of the code book. There is one record for each person,
+    for the person's first year; consecutive rows with the same health count as one person. Class 1
+    means at least two visits, class 0 fewer. People are in a fixed random order, so that families,
+    whose rows are adjacent in the file, are spread over all silos.
     Source: Deb and Trivedi 2002; the file comes with statsmodels.
     """
     path = _packaged("randhie", "statsmodels", "statsmodels", "randhie/randhie.csv")
@@ -189,8 +193,8 @@ class Classification(PoolEnvironment):
         Ranges of columns that are known without the data: [low, high], to which values are clipped,
         or a list of categories; any other text counts as missing.
     norm : float, optional
-        Bound on the norm of a scaled record and a constant 1. Longer records are scaled down to it.
-        If all columns have ranges, the default is sqrt(columns + 1).
+        Bound on the norm of a scaled record with a constant 1 appended. Longer records are scaled
+        down to this norm. If all columns have ranges, the default is sqrt(columns + 1).
     where : dict, optional
         The records to keep: by column, [low, high] or a list of texts. Records that miss a value in
         such a column are left out. Which records are left out counts as public.
@@ -290,7 +294,7 @@ class Classification(PoolEnvironment):
         sampling: str = "without-replacement",
         intercept: float | None = None,
     ) -> Classification:
-        """Return the environment with the records of arrays.
+        """Return an environment whose records are the rows of arrays.
 
         Parameters
         ----------
@@ -299,11 +303,12 @@ class Classification(PoolEnvironment):
         classes : array_like, shape (n,)
             Classes: integers 0 to K - 1, or texts, which are numbered in alphabetical order.
         silo : array_like, shape (n,), optional
-            Silo of each record, as any values. Silos are numbered in order of first appearance.
+            Name of each record's silo: texts, numbers or other values. Silos are numbered in order
+            of first appearance.
         norm : float, optional
-            Bound on the norm of a record and a constant 1, known without the data. Longer records
-            are scaled down to it, one by one. If None, the largest norm in the data is used and
-            counts as public.
+            Bound on the norm of a record with a constant 1 appended, known without the data. Each
+            record that is longer is scaled down to this norm. If None, the largest norm in the data
+            is used and counts as public.
         coding, dimension, projection_seed, sampling, intercept
             As in `Classification`.
 
@@ -328,11 +333,11 @@ class Classification(PoolEnvironment):
         )
 
     def load(self, silos: int | None) -> Pool:
-        """Return the pool, with one query for each record, divided among M silos.
+        """Return the pool, with one query for each record, divided among silos.
 
-        Without a silo column, the silos are M equal contiguous blocks of records. With a silo
-        column, M must be None or the number of different values in the column. Silos are numbered
-        in order of first appearance.
+        Without a silo column, the records are divided into ``silos`` equal contiguous blocks. With
+        a silo column, ``silos`` must be None or the number of different values in the column, and
+        silos are numbered in order of first appearance.
         """
         if silos is not None:
             silos = integer("silos", silos, at_least=1)
@@ -353,7 +358,8 @@ class Classification(PoolEnvironment):
     def _records(self) -> tuple[Records, list[str], bool]:
         """Return (records, notes, declared) of a table or of a data set of ``PACKAGED_DATA``.
 
-        ``declared`` is True if limits of all columns are known without the records.
+        ``notes`` are texts about the data. ``declared`` is True if the least and largest value, or
+        all categories, of each column are known without the records.
         """
         if self._shipped:
             features, classes, default_norm, *notes = PACKAGED_DATA[self.data]()
@@ -369,7 +375,8 @@ class Classification(PoolEnvironment):
                 feature_columns(rows, {"label": self.label, "silo": self.silo}, self.columns)
             )
             declared = len(ranges) == count
-            # Each column contributes at most one feature that is not 0, of at most 1.
+            # Each column contributes at most one feature that is not 0, and this feature is at most
+            # 1. With the constant 1, the squared norm of a record is at most count + 1.
             norm = math.sqrt(count + 1.0) if declared and self.norm is None else self.norm
         # The edges in `bins` declare the classes, also classes that no record has.
         n_classes = None if self.bins is None else len(self.bins) + 1
@@ -399,8 +406,9 @@ class Classification(PoolEnvironment):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data that identify this environment."""
-        # A digest identifies records of tables and arrays. In place of a name, stores have always
-        # had the text "norm" for them.
+        # The key "data" has a name and a digest. A packaged data set has a name and no digest. Data
+        # of tables and arrays are identified by a digest; stored results have always had the text
+        # "norm" as the name of such data.
         name, digest = "norm", None
         if self._shipped:
             name = str(self.data)
@@ -409,7 +417,8 @@ class Classification(PoolEnvironment):
             digest = (
                 self.data.digest() if is_records else digest_of(self.data, self.sheet, self.table)
             )
-        # Leaving out the default coding keeps the identity of results of earlier versions.
+        # "projection", the default of `Classification`, is left out: earlier versions had no key
+        # for the coding, and results that they stored must keep their identity.
         coding: dict[str, Any] = {} if self.coding == "projection" else {"coding": self.coding}
         for key in ("ranges", "norm", *_PREPARATIONS):
             if getattr(self, key) is not None:

@@ -56,20 +56,20 @@ class PhaseNoise(NamedTuple):
 # eta_k = 2/(k + 1) leaf k has weight 2k/(K(K + 1)) after K leaves, and the weights sum to 1.
 
 
-def _squared_errors(tree: int, smoothness: float, spread: float) -> np.ndarray:
-    """Bound the error of the gradient estimate at each leaf of tree j, shape (2^j,).
+def _scaled_variances(tree: int, smoothness: float, spread: float) -> np.ndarray:
+    """Return b m times the error's sub-Gaussian variance proxy at each leaf of tree j, (2^j,).
 
-    The result is b m times the sub-Gaussian variance proxy of this error, where b m is the number
-    of losses of a batch over all clients and j = ``tree``. The estimate at a leaf is the average of
-    the root plus one correction for each right child on the path from the root to the leaf, so
-    the variance proxies of these terms add up.
+    Here j = ``tree``, b is the batch size (losses of one client at a root), and m the number of
+    clients. The error is that of the gradient estimate at the leaf. This estimate is the root's
+    average, plus one correction for each right child on the path from the root to the leaf. So the
+    variance proxies of these terms add up.
 
     The root averages b m gradients in an interval of length ``spread`` (Hoeffding). A right child
     at depth i averages b m 2^-i differences of gradients, each at most h = min(spread,
-    beta |x - x'|_1) from zero, where beta = ``smoothness`` and x' is the parent's point. From x' to
-    x there are n = 2^(j-i) updates. The first of them is update k of the phase. So
-    x = pi x' + (1 - pi) q, where q is in the simplex and pi = (k-1)k/((k+n-1)(k+n)) is the product
-    of the updates' factors 1 - eta.
+    beta |x - x'|_1) from zero, where beta = ``smoothness``, x is the child's point and x' the
+    parent's. From x' to x there are n = 2^(j-i) updates x <- (1 - eta) x + eta w. The first of them
+    is update k of the phase. So x = pi x' + (1 - pi) q, where q is in the simplex and
+    pi = (k-1)k/((k+n-1)(k+n)) is the product of the updates' factors 1 - eta.
     """
     leaf_number = np.arange(2**tree)
     result = np.full(2**tree, spread * spread / 4.0)
@@ -99,13 +99,14 @@ def _largest_laplace(d: int) -> float:
 
 
 def _largest_error(variance: float, draws: int, scale: float, d: int) -> float:
-    """Bound E max_n (e_n - xi_n) over n = 1..d, where e_n is sub-Gaussian and xi_n noise.
+    """Return a bound on E max_n (e_n - xi_n) over n = 1..d: e_n is sub-Gaussian, xi_n is noise.
 
     e_n has the variance proxy ``variance``, and xi_n is a sum of ``draws`` draws of Lap(scale). The
     bound is the minimum over 0 < u < 1/scale of (ln d + u^2 variance/2 - draws ln(1 - u^2
-    scale^2))/u, which holds for any d variables. For one draw, the exact expected maximum of the
-    noise plus the bound on the maximum of e is used if it is smaller. The result is concave in the
-    variance, as a minimum of concave functions.
+    scale^2))/u. It holds even if the differences e_n - xi_n of the d experts are dependent. If
+    ``draws`` is 1, there is a second bound: the exact expected maximum of the noise, plus the bound
+    on the maximum of e. The smaller one of both is used. The result is concave in the variance, as
+    a minimum of concave functions.
     """
     if d == 1:
         return 0.0
@@ -154,7 +155,7 @@ def _checked_ranges(
     """Return ``spread`` and ``loss_range`` after checking them; each is 2 alpha by default.
 
     ``spread`` is the length of an interval that holds every coordinate of every gradient, and
-    ``loss_range`` the largest value of L(x) - min L.
+    ``loss_range`` the largest value of L(x) - min L, where L is the expected loss.
     """
     widest = 2.0 * alpha
     return (
@@ -178,19 +179,22 @@ def phase_suboptimality(
 ) -> float:
     """Return a proven upper bound on E[L(x) - min L] for the x at the end of a phase of DP-FW.
 
+    DP-FW is the private Frank-Wolfe algorithm of `frank_wolfe`, L the expected loss, and x the
+    decision.
+
     Parameters
     ----------
     phase : PhaseNoise
         Trees, batch size and noise scales; scale 0 means no privacy.
     clients, experts : int
-        m and d.
+        m and d, the numbers of clients and of experts.
     lipschitz, smoothness : float
-        alpha and beta.
+        alpha, the Lipschitz constant of losses, and beta, that of their gradients.
     noise : {"local", "central"}
         "local": each client adds Lap(scale) to each of its d scores and the server averages.
         "central": the server adds one Lap(scale) to each average.
     spread : float, optional
-        Length of an interval that holds a coordinate of all gradients; at most 2 alpha, the
+        Length of an interval that holds every coordinate of every gradient; at most 2 alpha, the
         default.
     loss_range : float, optional
         Largest value of L(x) - min L; at most 2 alpha, the default.
@@ -201,8 +205,8 @@ def phase_suboptimality(
     The algorithm satisfies this: the starting point comes from earlier phases, and the losses were
     observed in the previous phase, whose decision they did not affect. Losses must be i.i.d. over
     rounds and independent over clients (distributions may differ between clients), and each loss is
-    used at one vertex only. Smoothness adds less than 8 beta/(K + 1), where K = 2^(T_1 + 1) - 2 is
-    the number of leaves.
+    used at one tree vertex only. The curvature of smooth losses adds less than 8 beta/(K + 1) to
+    the bound, where T_1 is the number of trees and K = 2^(T_1 + 1) - 2 the number of leaves.
     """
     trees, batch, scales = _checked_phase(phase)
     m, d = check_clients(clients), check_experts(experts)
@@ -223,16 +227,20 @@ def _suboptimality(
 
     ``local`` is True if each client adds the noise, and False if the server adds it.
     """
+    # Leaf k of K = `leaves` has the weight 2 k / (K (K + 1)), see the comment that begins the
+    # section "Theorem 2.2 as proven".
     trees, batch, scales = phase
     leaves = 2.0 ** (trees + 1) - 2.0
+    # The weighted sum of the terms (beta/2) eta_k |w - x_k|^2 <= 2 beta eta_k.
     total = 8.0 * beta * (leaves + 1.0 - _harmonic(leaves + 1.0)) / (leaves * (leaves + 1.0))
     for tree, scale in enumerate(scales, start=1):
-        squares = _squared_errors(tree, beta, spread)
-        weights = np.arange(len(squares)) + (2.0**tree - 1.0)
-        tree_weight = 2.0 * float(weights.sum()) / (leaves * (leaves + 1.0))
+        scaled_variances = _scaled_variances(tree, beta, spread)
+        # The numbers k of the tree's leaves.
+        numbers = np.arange(len(scaled_variances)) + (2.0**tree - 1.0)
+        tree_weight = 2.0 * float(numbers.sum()) / (leaves * (leaves + 1.0))
         # `_largest_error` is concave in the variance. So by Jensen's inequality, its value at the
-        # mean variance bounds its mean over the leaves.
-        mean_variance = float(np.average(squares, weights=weights)) / batch / m
+        # leaves' mean variance is at least its mean over the leaves (both weighted by k).
+        mean_variance = float(np.average(scaled_variances, weights=numbers)) / batch / m
         draws, laplace_scale = (m, scale / m) if local else (1, scale)
         total += tree_weight * _largest_error(mean_variance, draws, laplace_scale, d)
     return total
@@ -254,16 +262,15 @@ def stoch_regret(
 
     ``phases`` has one entry for each phase p = 1, 2, ... of the horizon. Phase p has 2^(p-1)
     rounds; the horizon may cut off the last phase. An entry of None means that the phase does not
-    change x, so the previous phase's bound (at first ``loss_range``) still applies. The first entry
-    is None, because no losses are known yet. A phase needs b (T_1 + T_1 (T_1 + 1)/4) <= 2^(p-2),
-    because it uses each loss of the previous phase at most once. `phase_suboptimality` describes
-    the other arguments.
+    change the decision x, so the previous phase's bound (at first ``loss_range``) still applies.
+    The first entry is None, because no losses are known yet. A phase of T_1 trees with batch size b
+    needs b (T_1 + T_1 (T_1 + 1)/4) <= 2^(p-2), because it uses each loss of the previous phase at
+    most once. `phase_suboptimality` describes the other arguments.
 
-    Regret is E[sum_t L(x_t)] - T min L, relative to the least expected loss, as in the paper's
-    proof. The paper's definition compares with the best expert in hindsight; that regret is larger
-    by at most sqrt(T ln(d)/(2 m)) for losses in [0, 1].
-
-    Here T is ``horizon``, m ``clients`` and d ``experts``.
+    Regret is E[sum_t L(x_t)] - T min L, where T = ``horizon``, L is the expected loss, and x_t the
+    decision of round t. So it is relative to the least expected loss, as in the paper's proof. The
+    paper's definition compares with the best expert in hindsight. With m = ``clients`` and
+    d = ``experts``, that regret is larger by at most sqrt(T ln(d)/(2 m)) for losses in [0, 1].
     """
     t = check_horizon(horizon)
     check_clients(clients), check_experts(experts)
@@ -315,19 +322,18 @@ def theorem_2_2(
     """Return the printed order of Theorem 2.2 (repeated as C.5) for one client; not a valid bound.
 
     The order is (alpha + beta) ln T sqrt(T ln(d)/m) + sqrt(alpha beta T) ln T ln d/(m^(1/4)
-    sqrt(epsilon)), with alpha = ``lipschitz``, beta = ``smoothness``, m = ``clients`` and
-    d = ``experts``. `stoch_regret` is the proven bound. There are three objections:
+    sqrt(epsilon)), with T = ``horizon``, alpha = ``lipschitz``, beta = ``smoothness``,
+    m = ``clients`` and d = ``experts``. `stoch_regret` is the proven bound. There are three
+    objections:
 
     1. The order cannot hold for small beta. At beta = 0 it does not depend on epsilon, but the
        losses of `lower_bounds.hidden_expert`, which are linear and constant in time, cost any
        private algorithm about ln(d)/(m epsilon).
-    2. The proof needs a T_1 of at least 1, where T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2
-       and b is the batch size. T_1 is below 1 in every phase if T epsilon beta sqrt(m) is below
-       about 8 (log2(T) - 1)^2 alpha ln d. And even the smallest tree, T_1 = 1, adds the regret
-       alpha ln(T)^3 ln(d)/(sqrt(m) epsilon).
+    2. The proof needs a number of trees T_1 of at least 1 in a phase. The paper sets
+       T_1 = log2(b epsilon beta sqrt(m)/(alpha ln d))/2, where b is the batch size. This is below 1
+       in every phase if T epsilon beta sqrt(m) is below about 8 (log2(T) - 1)^2 alpha ln d. And
+       even a phase with T_1 = 1 adds the regret alpha ln(T)^3 ln(d)/(sqrt(m) epsilon).
     3. The printed noise is smaller than the guarantee needs.
-
-    Here T is ``horizon``.
     """
     t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))
     alpha = number("lipschitz", lipschitz, above=0)
@@ -350,11 +356,11 @@ def corollary_2_3(
 ) -> float:
     """Return the printed order of Corollary 2.3 for beta = O(1/(T epsilon)); not a valid bound.
 
-    The order is alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon). For such a
-    beta, the printed T_1 is below 1 and the algorithm never updates, unless sqrt(m) exceeds about
-    8 log2(T)^2 alpha ln d. Table 1 prints sqrt(m) epsilon in the second term.
-
-    Here T is ``horizon``, m ``clients``, d ``experts`` and alpha ``lipschitz``.
+    The order is alpha ln T sqrt(T ln(d)/m) + sqrt(alpha) ln T ln d/(m^(1/4) epsilon), with
+    T = ``horizon``, m = ``clients``, d = ``experts`` and alpha = ``lipschitz``. For such a beta,
+    the printed number of trees T_1 (see `theorem_2_2`) is below 1 and the algorithm never updates,
+    unless sqrt(m) exceeds about 8 log2(T)^2 alpha ln d. In the second term, Table 1 prints
+    sqrt(m) epsilon instead of m^(1/4) epsilon.
     """
     t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))
     alpha = number("lipschitz", lipschitz, above=0)

@@ -117,8 +117,9 @@ class Phase:
         start = 0
         for tree in range(1, self.trees + 1):
             for leaf in range(2**tree):
-                # The last right turn on the path to a leaf is at the lowest 1 bit of the leaf's
-                # number.
+                # The new vertex is the last right child on the path from the root to the leaf. The
+                # binary digits of the leaf's number are the path, 1 for a right child, so the
+                # lowest 1 is the last right child.
                 depth = tree - (leaf & -leaf).bit_length() + 1 if leaf else 0
                 size = self.batch >> depth
                 leaves.append(Leaf(tree, depth, start, start + size, 2.0 / (len(leaves) + 2.0)))
@@ -153,13 +154,14 @@ def phases_of(horizon: int) -> int:
 def losses_needed(batch: int, trees: int) -> float:
     """Return the number of losses that a phase needs: b (T1 + T1 (T1 + 1) / 4).
 
-    b is ``batch``, the number of losses at a tree's root, and T1 is ``trees``.
+    b is ``batch``, the number of losses at a tree's root, and T1 is ``trees``. Tree j needs
+    b (1 + j / 2) losses: b at its root, and b / 2 at the right children of each depth 1..j.
     """
     return batch * (trees + trees * (trees + 1) / 4.0)
 
 
 def max_trees(phase: int, batch: int, requested: float) -> int:
-    """Return the largest feasible number of trees T1 <= ``requested``, or 0.
+    """Return the largest feasible number of trees T1 <= ``requested``, or 0 if there is none.
 
     T1 is feasible if 2^T1 divides b = ``batch`` and the previous phase has enough losses for T1
     trees.
@@ -167,21 +169,23 @@ def max_trees(phase: int, batch: int, requested: float) -> int:
     # Phase p starts in round 2^(p-1) and has as many rounds.
     losses_available = first_round(phase - 1)
     largest_wanted = math.floor(min(max(requested, 0.0), MAX_TREES))
-    fits = (
-        t
-        for t in range(largest_wanted, 0, -1)
-        if batch % 2**t == 0 and losses_needed(batch, t) <= losses_available
+    feasible = (
+        trees
+        for trees in range(largest_wanted, 0, -1)
+        if batch % 2**trees == 0 and losses_needed(batch, trees) <= losses_available
     )
-    return next(fits, 0)
+    return next(feasible, 0)
 
 
 def theorem_trees(
     batch: int, gain: float, experts: int, epsilon: float, lipschitz: float, smoothness: float
 ) -> float:
-    """Return T1 of Theorem C.5: log2(b eps beta gain / (alpha ln d)) / 2; inf without privacy.
+    """Return the number of trees T1 of gao-2024, Theorem C.5, not rounded; inf without privacy.
 
-    ``gain`` is the factor by which m clients reduce the noise of the mean scores: sqrt(m) for local
-    noise, m for central noise.
+    T1 = log2(b epsilon beta gain / (alpha ln d)) / 2, where b = ``batch``, beta = ``smoothness``,
+    alpha = ``lipschitz`` and d = ``experts``. Without privacy, ``epsilon`` is inf. ``gain`` is the
+    factor by which m clients reduce the noise of the mean scores: sqrt(m) for local noise, m for
+    central noise.
     """
     if math.isinf(epsilon):
         return math.inf
@@ -192,8 +196,12 @@ def theorem_trees(
 def batch_and_trees(phase: int, rule: str, trees_wanted: Callable[[int], float]) -> tuple[int, int]:
     """Return the batch size b and the number of trees T1 of phase p = ``phase`` >= 2.
 
-    T1 = 0 means that the phase does not change the decision. ``rule`` is one of `BATCHES`, and
-    ``trees_wanted`` maps a batch size to the wanted number of trees, before rounding.
+    T1 = 0 means that the phase does not change the decision. ``trees_wanted`` maps a batch size to
+    the wanted number of trees, before rounding. ``rule`` is one of `BATCHES`. With "paper", b is
+    2^(p-1) / (p - 1)^2, rounded down to a power of two, and T1 is the largest feasible number up to
+    the wanted one (see `max_trees`). With "largest", b is the largest power of two for which the
+    previous phase has enough losses for the wanted number of trees, rounded down; T1 is at most
+    log2(b). If there is no such b, the result is (1, 0).
     """
     choice("batch", rule, BATCHES)
     if rule == "paper":
@@ -274,17 +282,20 @@ class Walk:
         self.done = 0
 
     def leaf(self, x: np.ndarray) -> np.ndarray:
-        """Visit the next leaf, and return each client's gradient estimate there, (rows, d).
+        """Visit the next leaf, and return the gradient estimates there, (clients, d).
 
-        ``x`` (d,) is the current decision.
+        ``x`` (d,) is the current decision. There is one row for each client of the walk.
         """
         if self.done == len(self.phase.leaves):
             raise InputError(f"the phase has {self.done} leaves, and one more was requested")
-        # h is the depth of the only new vertex on the path to this leaf.
+        # On the path from the root to this leaf, the vertex at depth h is the first that was not on
+        # the path to the previous leaf. It is the root (h = 0) or a right child, and the only
+        # vertex that uses new losses.
         tree, h, start, stop, _ = self.phase.leaves[self.done]
         if h == 0:
             v = self._gradients(start, stop, x, None, 0.0) / (stop - start)
         elif self._linear:
+            # The gradient of a linear loss is constant, so v is the estimate of the root.
             v = self.estimates[0]
         else:
             parent = self.points[h - 1]
@@ -292,8 +303,8 @@ class Walk:
             v = self.estimates[h - 1] + self._gradients(start, stop, x, parent, limit) / (
                 stop - start
             )
-        # The vertices below depth h on the path are left children, whose point and estimate are
-        # those of the parent.
+        # On the path, all vertices below depth h are left children. A left child has the point and
+        # the estimate of its parent.
         self.estimates[h : tree + 1] = v
         self.points[h : tree + 1] = x
         self.done += 1
@@ -372,8 +383,9 @@ class FrankWolfePlan(ExpertPlan):
     def unit(self, phase: Phase) -> float:
         """Return the unit to whose multiples clipped gradients are rounded if noise is exact.
 
-        Sums over clients and along a path are then exact in float64: they are multiples of unit / b
-        below (1 + 2 T1) m b times the bound on a coordinate.
+        Sums of estimates over clients and along the path from a root to a leaf are then exact in
+        float64. For, with b losses at a root, T1 trees and m clients, b times such a sum is a
+        multiple of the unit below (1 + 2 T1) m b times the bound on a coordinate.
         """
         limit = max(abs(self.bounds.low), abs(self.bounds.high), self.bounds.high - self.bounds.low)
         terms = (1 + 2 * phase.trees) * self.silos * phase.batch
@@ -382,21 +394,23 @@ class FrankWolfePlan(ExpertPlan):
     def inflation(self, phase: Phase) -> float:
         """Return the factor on the noise scale that covers the rounding of gradients.
 
-        At a leaf with n losses, rounding two gradients changes a score by at most unit / n, in
-        addition to the change from replacing one loss. Steps of x are rounded too, each by a
-        relative 2^-52, which increases the distance between x and its parent: the last term covers
-        this.
+        If one of the n losses of a vertex is replaced, the scores below it change by at most
+        `VertexSet.change`. Rounding the old and the new gradient adds at most unit / n to this.
+        Steps of x are rounded too, each by a relative 2^-52, which can increase the distance
+        between x and the point of the parent vertex. The term with 2^-48 covers this.
         """
         unit = self.unit(phase)
         width = self.bounds.high - self.bounds.low
         sets = vertex_sets(phase.batch, phase.trees, width, self.bounds.smoothness)
-        score_changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
-        return 1.0 + unit / min(score_changes) + (self.experts + len(phase.leaves)) * 2.0**-48
+        # n times the change of the scores is the change of the sum of n gradients.
+        sum_changes = [s.change * phase.batch / 2**s.depth for s in sets if s.change > 0.0]
+        return 1.0 + unit / min(sum_changes) + (self.experts + len(phase.leaves)) * 2.0**-48
 
     def move(self, x: np.ndarray | None, choice: ExpertChoice) -> np.ndarray:
         """Return the decision after x: (1 - eta) x + eta e_w (gao-2024, Equation 2).
 
-        eta is the step size of the exchange, and w the chosen expert. At the start the decision is
+        eta is the step size of the exchange of ``choice``, and w the expert that ``choice`` names.
+        Before the first exchange, ``x`` is None or ``choice`` names no expert, and the decision is
         uniform.
         """
         if x is None or choice.expert is None:
@@ -432,10 +446,11 @@ class FrankWolfePlan(ExpertPlan):
 
 
 def check_phases(plan: FrankWolfePlan) -> None:
-    """Raise InputError if two phases could use the same loss or have the same exchange number.
+    """Raise InputError if a loss could be used twice, or if exchanges are not numbered 1, 2, ...
 
-    Each loss is used in one set of one phase: phase numbers increase, and no phase uses more losses
-    than the previous phase has rounds.
+    A phase uses losses of the previous phase's rounds. So no two phases use the same loss if phase
+    numbers increase. And the sets of one phase's vertices can be disjoint if together they have at
+    most as many losses as the previous phase has rounds.
     """
     last, offset = 1, 0
     for phase in plan.phases:
@@ -460,9 +475,11 @@ def check_phases(plan: FrankWolfePlan) -> None:
 
 @released.register
 def _(plan: FrankWolfePlan) -> tuple[PrivacyEvent, ...]:
-    """Return the released events: the decisions and, with local noise, the messages.
+    """Return the privacy events of a plan: for the decisions and, with local noise, the messages.
 
-    The event that the claim is about comes first.
+    The messages are the noisy scores that each client sends to the server. The event that the
+    plan's claim is about comes first. If the scores of any tree get no noise, every event is
+    `RawData`.
     """
     check_protocol(plan, LOCAL_SCORES, CENTRAL_SCORES, PLAIN_SCORES)
     check_phases(plan)
@@ -522,13 +539,13 @@ class GradientCollector:
             self._losses.append(loss)
 
     def _begin(self, phase: Phase) -> Walk:
-        """Start a phase, and return a new walk through its trees.
+        """Start a phase, and return a new walk of this client through its trees.
 
         The losses that the phase uses are sampled from the stored ones; the others are discarded.
         """
         order = self.noise.sample(self.index, phase.number, len(phase.samples))
         self._sampled_losses = [self._losses[i] for i in order[: phase.used]]
-        # The next phase uses other losses.
+        # No later phase uses these losses.
         self._losses = []
         self._next_phase = next(self._later_phases, None)
         return self.plan.walk(phase, 1, self._sum)
@@ -539,7 +556,8 @@ class GradientCollector:
         """Return the sum of this client's clipped gradients at x, (1, d).
 
         The sum is over the sampled losses start..stop - 1. With ``parent`` (d,) it sums the
-        differences from the gradients at ``parent``, each clipped to [-limit, limit].
+        differences from the gradients at ``parent``, each clipped to [-limit, limit]. With exact
+        noise, each term of the sum is first rounded to a multiple of `FrankWolfePlan.unit`.
         """
         total = np.zeros(self.plan.experts)
         unit = self.plan.unit(self._walk.phase) if self._ideal is not None and self._walk else None
@@ -568,11 +586,13 @@ class GradientCollector:
         phase = self.plan.phase_of(release)
         if self._walk is None or self._walk.phase is not phase:
             self._walk = self._begin(phase)
-        # Scores are stored until noise is drawn, so that a call can be repeated after a failure.
+        # The scores are stored until their noise is drawn. If that fails, the caller can repeat the
+        # call, which must not visit a further leaf.
         if self._scores is None:
             (self._scores,) = self._walk.leaf(x)
         scores, plan = self._scores, self.plan
         if plan.protocol.noise_by == "silos" and self._ideal is not None:
+            # Exact noise. Its scale is inflated to cover the rounding of gradients.
             if self._draws is None:
                 self._draws = self._ideal.ideal_laplace(self.index, release, plan.experts)
             scale = plan.scale(release) * plan.inflation(phase)

@@ -30,7 +30,7 @@ def page(source: Source, charts: Charts) -> str:
     return _document(
         source.title,
         element("header", title_block(source, element("h1", source.title))),
-        element("main", experiment_section(source, charts, 2)),
+        element("main", experiment_section(source, charts, level=2)),
     )
 
 
@@ -81,7 +81,7 @@ def anchor(name: str) -> str:
 
 
 def _section(name: str, source: Source) -> Html:
-    """Return the section of one experiment in the report of several.
+    """Return the section of one experiment in the report of several experiments.
 
     ``name`` is the name of the experiment's folder.
     """
@@ -90,7 +90,7 @@ def _section(name: str, source: Source) -> Html:
     return element(
         "section",
         title_block(source, title),
-        experiment_section(source, charts_of(source), 3),
+        experiment_section(source, charts_of(source), level=3),
         class_="experiment",
         id=target,
         aria_labelledby=f"{target}-title",
@@ -290,10 +290,12 @@ def _write_overview(
     left_out: Sequence[str],
     not_played: Sequence[tables.Row] | None = None,
 ) -> tuple[Path, list[tables.Row]] | None:
-    """Write the report of all experiments as `write_overview` does, for sources already read.
+    """Write the report of all experiments in the folder ``path``, from sources already read.
 
     ``sources`` are the sources by folder. ``left_out`` are the reasons why other folders could not
-    be read.
+    be read. ``not_played`` are the claims of figures that were not simulated, by default those
+    in an existing ``statements.json``. The result is that of `write_overview`: the path of the
+    report and the rows of its table, or None if nothing is written.
     """
     if path in sources:
         return None

@@ -49,7 +49,7 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 #: `_GRID` values of k.
 _MAX_USERS, _GRID = 2**15, 128
 #: Bound on the relative rounding errors of probabilities, and the share of delta that covers
-#: probabilities which are left out.
+#: small probabilities which `_laws` drops.
 _ROUNDING, _LEFT_OUT = 1e-10, 1e-9
 #: For a delta below this number, the account is that of single bits, without the shuffler.
 _MIN_DELTA = 1e-200
@@ -72,22 +72,24 @@ def epsilon_of_count(flips: int, users: int, delta: float) -> float:
     Returns
     -------
     float
-        An upper bound that includes rounding errors. For B <= 128 it exceeds the exact epsilon by a
-        relative 1e-6. For more users, it is at most the epsilon of 1 % fewer users. For more than
-        32 768 users, it is the epsilon of 32 768 users.
+        An upper bound that includes rounding errors. For B <= 128 it exceeds the exact epsilon by
+        at most a relative 1e-6. For more users, it exceeds the exact epsilon of a batch with 1 %
+        fewer users by at most a relative 1e-6. For more than 32 768 users, it is the result for
+        32 768 users.
     """
     pure = epsilon_of(flips)
     if delta < _MIN_DELTA:
         return pure
     laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), delta)
-    if _delta(laws, 0.0, delta) <= delta:
+    if _delta_bound(laws, 0.0, delta) <= delta:
         return 0.0
     low, high = 0.0, pure
     while high - low > 1e-12 * high:
         middle = (low + high) / 2.0
         if not low < middle < high:
             break
-        low, high = (low, middle) if _delta(laws, middle, delta) <= delta else (middle, high)
+        meets = _delta_bound(laws, middle, delta) <= delta
+        low, high = (low, middle) if meets else (middle, high)
     return high
 
 
@@ -148,7 +150,7 @@ class BitCounts(UserBits, frozen=True):
 
 
 def calibrate_counts(budget: Budget, users: int) -> BitCounts:
-    """Return the mechanism with the least flips for which the number of ones meets the budget.
+    """Return the mechanism of smallest flip probability whose number of ones meets the budget.
 
     Parameters
     ----------
@@ -160,7 +162,8 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
     Returns
     -------
     BitCounts
-        Its number of flips is at most a relative 1e-6 larger than the account needs.
+        Its ``flips`` (2^53 times the flip probability) is at most a relative 1e-6, or 1, above the
+        least value with which the account meets the budget.
 
     Raises
     ------
@@ -173,23 +176,27 @@ def calibrate_counts(budget: Budget, users: int) -> BitCounts:
 
 @cached
 def _least_flips(epsilon: float, delta: float, users: int) -> int:
-    """Return the least ``flips`` with which a batch of ``users`` users meets the budget.
+    """Return a ``flips`` with which a batch of ``users`` users is (epsilon, delta)-private.
 
-    ``flips`` is 2^53 times the probability of a flip.
+    ``flips`` is 2^53 times the probability of a flip. The result is at most a relative 1e-6, or 1,
+    above the least such value.
     """
-    # In every step, `low` flips do not meet the budget and `high` flips do.
+    # In every step, flips = `low` does not meet the budget and flips = `high` does.
     low, high = 0, flips_of(epsilon)
     while high - low > max(1, int(1e-6 * high)):
-        # Halve the logarithm: the number of flips may be small.
+        # The geometric mean halves the distance of the logarithms: the result may be a small
+        # fraction of `high`.
         middle = max(low + 1, math.isqrt(max(low, 1) * high))
         low, high = (low, middle) if _meets(epsilon, delta, middle, users) else (middle, high)
     return high
 
 
 def users_for(budget: Budget, flips: int) -> int:
-    """Return the least number of users of a batch with which ``flips`` meet the budget.
+    """Return the least number of users of a batch with which the number of ones meets the budget.
 
-    It is 1 if single bits meet the budget, and at most 32 768, even if more users are needed.
+    ``flips`` is 2^53 times the probability of a flip. The result is 1 if single bits meet the
+    budget. It is 32 768 if no smaller batch meets the budget, whether or not this one does: the
+    account treats larger batches as batches of 32 768 users.
     """
     return _least_users(budget.epsilon, budget.delta, flips)
 
@@ -205,31 +212,33 @@ def _least_users(epsilon: float, delta: float, flips: int) -> int:
 
 
 def _meets(epsilon: float, delta: float, flips: int, users: int) -> bool:
-    """Return True if the number of ones of a batch is (epsilon, delta)-private.
+    """Return True if the number of ones among a batch's flipped bits is (epsilon, delta)-private.
 
-    ``flips`` is 2^53 times the probability of a flip, and ``users`` the number of users.
+    ``flips`` is 2^53 times the probability of a flip, and ``users`` the batch's number of users.
     """
     if epsilon_of(flips) <= epsilon:
         return True
     if delta < _MIN_DELTA:
         return False
     laws = _laws(flips / FLIP_UNITS, min(users, _MAX_USERS), delta)
-    # `epsilon_of_count` may exceed the epsilon at which it meets delta by a relative 1e-12.
-    return _delta(laws, epsilon * (1.0 - 1e-11), delta) <= delta
+    # The result of `epsilon_of_count` may exceed the least epsilon that meets delta by a relative
+    # 1e-12. Checking a slightly smaller epsilon ensures that this result is at most epsilon too.
+    return _delta_bound(laws, epsilon * (1.0 - 1e-11), delta) <= delta
 
 
 def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the laws P_1 and P_0 of the proof above as two arrays, with one row for each k.
+    """Return the laws P_1 and P_0 of the proof in the module docstring, with a row for each k.
 
-    P_1 and P_0 are the distributions of the number of ones if the user's bit is 1 and 0. ``q`` is
-    the probability of a flip. k, the number of ones of the other users, is from a grid of about
-    `_GRID` values. In each row, probabilities that add up to at most `_LEFT_OUT` times ``delta``
-    are left out.
+    P_1 and P_0 are the distributions of the number of ones if the user's bit is 1 and 0, in two
+    arrays. ``q`` is the probability of a flip. k is the number of the other users whose bit is 1.
+    It takes about `_GRID` values only, because the laws are those of a batch with slightly fewer
+    users, as in item 4 of the proof. In each row, probabilities that add up to at most `_LEFT_OUT`
+    times ``delta`` are dropped.
     """
-    left_out = (users - 1) // _GRID
-    others = users - 1 - left_out
+    fewer = (users - 1) // _GRID
+    others = users - 1 - fewer
     smallest = delta * _LEFT_OUT / (2.0 * (others + 2))
-    grid = sorted({*range(0, others + 1, left_out + 1), others})
+    grid = sorted({*range(0, others + 1, fewer + 1), others})
     laws = []
     for ones in grid:
         law = np.convolve(_binomial(ones, 1.0 - q, smallest), _binomial(others - ones, q, smallest))
@@ -245,7 +254,7 @@ def _laws(q: float, users: int, delta: float) -> tuple[np.ndarray, np.ndarray]:
 def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
     """Return the probabilities of Bin(count, chance), where ``chance`` is that of a one.
 
-    Probabilities below ``smallest`` at both ends are left out.
+    Probabilities below ``smallest`` at both ends are dropped.
     """
     mode = min(int((count + 1) * chance), count)
     # Ratios of neighbouring probabilities, upwards and downwards from the mode.
@@ -260,15 +269,16 @@ def _binomial(count: int, chance: float, smallest: float) -> np.ndarray:
     return law[large[0] : large[-1] + 1]
 
 
-def _delta(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
-    """Return an upper bound of max_k H(k), the delta of the number of ones at epsilon.
+def _delta_bound(laws: tuple[np.ndarray, np.ndarray], epsilon: float, delta: float) -> float:
+    """Return an upper bound of max_k H(k), the least delta of the number of ones at epsilon.
 
-    ``laws`` is the result of `_laws` for ``delta``. H(k) is the delta if k of the other users have
-    the bit 1, see the proof at the top of this module.
+    H(k) is the hockey-stick divergence of P_1 and P_0 if k of the other users have the bit 1, see
+    the module docstring. ``laws`` is the result of `_laws`. ``delta`` must be the argument with
+    which `_laws` was called: it bounds the sum of the probabilities that `_laws` dropped.
     """
-    first, second = laws[0], math.exp(epsilon) * laws[1]
-    difference = first - second
+    p_1, scaled_p_0 = laws[0], math.exp(epsilon) * laws[1]
+    difference = p_1 - scaled_p_0
     is_larger = difference > 0.0
-    exact = np.sum(difference, axis=1, where=is_larger)
-    size = np.sum(first + second, axis=1, where=is_larger)
-    return float(np.max(exact + _ROUNDING * size)) + _LEFT_OUT * delta
+    divergence = np.sum(difference, axis=1, where=is_larger)
+    size = np.sum(p_1 + scaled_p_0, axis=1, where=is_larger)
+    return float(np.max(divergence + _ROUNDING * size)) + _LEFT_OUT * delta

@@ -202,11 +202,11 @@ class Exponential(msgspec.Struct, frozen=True):
         return result
 
     def choose(self, costs: object, uniform: float | None = None) -> int:
-        """Return the index of a random candidate.
+        """Return the index of a random candidate, given the cost of each candidate.
 
-        The index is found by inverting the cdf at one uniform number in (0, 1). By default its
-        random bits come from the operating system, and the probabilities are exact. A given
-        ``uniform`` is for simulations.
+        The index is found by inverting the cdf at a uniform number in (0, 1). By default the random
+        bits of this number come from the operating system, and the candidates have exactly the
+        probabilities of the mechanism. A given ``uniform`` is for simulations.
         """
         if uniform is None:
             return self.choose_exactly(costs, Uniforms(1))
@@ -216,7 +216,7 @@ class Exponential(msgspec.Struct, frozen=True):
         return int(np.searchsorted(cdf, u * cdf[-1], side="left"))
 
     def choose_exactly(self, costs: object, draw: Uniforms) -> int:
-        """Return the index of a random candidate, with exact probabilities.
+        """Return the index of a random candidate, with exactly the mechanism's probabilities.
 
         ``draw`` provides as many random bits as the choice needs.
         """
@@ -228,8 +228,8 @@ class Exponential(msgspec.Struct, frozen=True):
     def choose_gumbel(self, costs: object, uniforms: object) -> int:
         """Return the index of a random candidate, sampled from n uniforms by the Gumbel-max trick.
 
-        The index has the same distribution as the index of `choose`. Probabilities are never
-        computed, so candidates whose probability underflows keep their order.
+        The index has the same distribution as the index of `choose`. Only logarithms of
+        probabilities are computed, so candidates whose probability underflows keep their order.
         """
         logs = self.log_probabilities(costs)
         u = array("uniforms", uniforms, shape=logs.shape)
@@ -252,7 +252,7 @@ _MAX_BINS = 2**50
 def bin_count(radius: float, bound: float) -> int:
     """Return the number ell = ceil(bound / radius) of bins of width 2 radius in [-bound, bound].
 
-    Raises InputError unless both are > 0 and ell is at most 2^50.
+    Raises InputError unless ``radius`` and ``bound`` are > 0 and ell is at most 2^50.
     """
     ratio = number("bound", bound, above=0) / number("radius", radius, above=0)
     if ratio > _MAX_BINS:
@@ -265,13 +265,13 @@ def private_range(
 ) -> tuple[float, float]:
     """Choose an interval of length 4 radius that contains most values, if such an interval exists.
 
-    The candidates are intervals around ell = ceil(bound / radius) midpoints,
-    -bound + (2k + 1) radius, which do not depend on the values. Each value is assigned to the
-    nearest midpoint (the lower of two). Values out of range are assigned to the first or last
-    midpoint, and values that are not finite count as 0. A midpoint has the cost max(a, b) if a
-    values are assigned to higher midpoints and b values to lower midpoints. A midpoint is chosen
-    with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at `uniform`. The
-    time is O(M log M), for any number of midpoints.
+    The candidates are intervals around ell = ceil(bound / radius) midpoints, which do not depend on
+    the values: -bound + (2k + 1) radius for k = 0..ell - 1. Each value is assigned to the nearest
+    midpoint (the lower of two). Values out of range are assigned to the first or last midpoint, and
+    values that are not finite count as 0. The cost of a midpoint is the larger of two counts: the
+    values assigned to higher midpoints, and the values assigned to lower midpoints. A midpoint is
+    chosen with probability proportional to exp(-epsilon cost / 2), by inverting the cdf at
+    `uniform`. The time is O(M log M), for any number of midpoints.
 
     Parameters
     ----------
@@ -290,9 +290,9 @@ def private_range(
 
     Notes
     -----
-    Guarantee: (epsilon, 0) if one value is replaced by any other. The range of the privacy loss is
-    bounded by epsilon, because no cost changes by more than 1. Source: huang-2023, Algorithm 2;
-    Feldman & Steinke 2017.
+    Guarantee: (epsilon, 0) if one value is replaced by any other. The range of the privacy loss
+    (see `Exponential`) is bounded by epsilon, because no cost changes by more than 1. Source:
+    huang-2023, Algorithm 2; Feldman & Steinke 2017.
     """
     x, checked_epsilon = _checked_values(values), number("epsilon", epsilon, above=0)
     if uniform is None:
@@ -308,7 +308,8 @@ def range_distribution(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the midpoints (ell,) of `private_range` and their log probabilities (ell,).
 
-    Every midpoint is listed, so use it for moderate bound / radius only.
+    ell = ceil(bound / radius) is the number of midpoints. Every midpoint is listed, so use this
+    function for moderate ell only.
     """
     x = _checked_values(values)
     bins = bin_count(radius, bound)
@@ -408,11 +409,12 @@ def _nearest_bins(x: np.ndarray, radius: float, bound: float, bins: int) -> np.n
 def _cost_segments(
     x: np.ndarray, radius: float, bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return segments of consecutive bins of equal cost, since there may be 2^50 bins.
+    """Return the costs of all bins of `private_range`, as segments of bins with equal cost.
 
-    The cost of a bin is the larger of two numbers: that of the values in lower bins, and that of
-    the values in higher bins. The result has three arrays: the first bin, the number of bins, and
-    the cost of each segment.
+    The cost of a bin is the larger of two counts: the values in lower bins, and the values in
+    higher bins, where ``x`` (M,) are the values. There may be 2^50 bins, but there are at most
+    2 M + 1 segments of consecutive bins. The result has three arrays: the first bin of each
+    segment, its number of bins (which may be 0), and its cost.
     """
     bins = bin_count(radius, bound)
     occupied, counts = np.unique(_nearest_bins(x, radius, bound, bins), return_counts=True)
@@ -432,7 +434,7 @@ def _cost_segments(
 def _seeded_range(
     x: np.ndarray, epsilon: float, radius: float, bound: float, u: float
 ) -> tuple[float, float]:
-    """Return the result of `private_range` for finite values x, computed in float64.
+    """Return the ends of the interval of `private_range` for finite values x, in float64.
 
     The midpoint is chosen by inverting the cdf at the uniform number ``u``.
     """
@@ -455,7 +457,7 @@ def _seeded_range(
 def _exact_middle(
     x: np.ndarray, epsilon: float, radius: float, bound: float, draw: Uniforms, index: int = 0
 ) -> float:
-    """Return the midpoint of a `private_range` that is chosen with exact probabilities.
+    """Choose a midpoint as `private_range` does, with exact probabilities, and return it.
 
     The random bits come from entry ``index`` of ``draw``.
     """
@@ -491,11 +493,13 @@ def exact_means(
     ranges: Uniforms,
     noises: Laplaces,
 ) -> np.ndarray:
-    """Return `winsorized_mean_1d` of each row (n,) of ``samples`` (k, n), by exact sampling.
+    """Return the means (k,) by `winsorized_mean_1d` of the rows (n,) of ``samples`` (k, n).
 
-    Differences to the middle of a row's range are rounded to multiples of a unit, so that their
-    sums are exact. Without this rounding the sensitivity of a sum is 4 radius. The rounding
-    increases the sensitivity, so the noise is increased by the same factor.
+    Random numbers are sampled exactly: ``ranges`` chooses the range of each row, and ``noises`` are
+    the Laplace noises of the means. The differences between a row's values and the middle of its
+    range are rounded to multiples of a unit, so that sums of these differences are exact. Without
+    rounding, the sensitivity of such a sum would be 4 radius. Rounding increases the sensitivity,
+    so the noise is increased by the same factor.
     """
     k, n = samples.shape
     unit = 2.0 ** math.ceil(math.log2(2.0 * radius)) * exact.quantum(n)
@@ -512,6 +516,7 @@ def exact_means(
 def laplace_scale(count: int, epsilon: float, radius: float) -> float:
     """Return the scale of the Laplace noise on a winsorized mean of ``count`` numbers.
 
-    It is the sensitivity 4 radius / count, divided by the half of epsilon that the noise gets.
+    The noise gets half of epsilon, and the mean has the sensitivity 4 radius / count, so the scale
+    is (4 radius / count) / (epsilon / 2).
     """
     return 8.0 * radius / (count * epsilon)
