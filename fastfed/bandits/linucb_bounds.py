@@ -110,7 +110,7 @@ def theorem_b_1(setting: BoundSetting) -> float:
     The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) ln T ln(T/alpha)
     / sqrt(epsilon). The paper proves the order for the theorem's noise, and gives no constant. The
     printed condition epsilon <= sqrt(ln(2/delta)/B) does not suffice for the privacy of this noise
-    (shuffle DP with O(epsilon) and delta). Lemma B.4, which the proof uses, also needs
+    (shuffle DP with O(epsilon) and delta). Lemma B.4 (amplification by shuffling) also needs
     epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))). No batch of B <= 16 ln(4/delta) users
     meets this condition.
     """

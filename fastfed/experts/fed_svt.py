@@ -106,7 +106,7 @@ class SparseVector(SeldomChooser):
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
         self._before = 0.0  # cumulative loss of the current expert when it was chosen
-        # The noisy threshold with which the later loss of the current expert is compared.
+        # Noisy threshold for the loss of the current expert since it was chosen.
         self._limit = self._threshold(0)
         self._draws = {}
 

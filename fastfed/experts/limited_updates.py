@@ -161,7 +161,7 @@ def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float
     first = 2  # the first round of a phase
     while first <= rounds:
         losses_in_phase = clients * (min(rounds, 2 * first - 1) - first + 1)
-        # The expert was drawn from the losses of the first // 2 rounds before this phase.
+        # The expert was drawn from the losses of the (first / 2) rounds before this phase.
         losses_used = clients * first // 2
         bound_per_loss = (2.0 * log_d / eta + math.sqrt(losses_used * log_d / 2.0)) / losses_used
         group_regret += losses_in_phase * min(bound_per_loss, 1.0)

@@ -142,9 +142,9 @@ def shuffle_bits(
 ) -> np.ndarray:
     """Permute the bits of every row in place, independently of other rows.
 
-    A row holds the n bits with one label, the entry of a statistic. Its uniformly random
-    permutation is a function of (seed, replicate, release, row). This is for simulations: anyone
-    who knows the seed can undo it. Deployments use `fastfed.parties.Shuffler`.
+    A row holds the n bits of one label, which names an entry of a statistic. The row's uniformly
+    random permutation is a function of (seed, replicate, release, row). This is for simulations:
+    anyone who knows the seed can undo it. Deployments use `fastfed.parties.Shuffler`.
 
     Parameters
     ----------

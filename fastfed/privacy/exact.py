@@ -295,9 +295,9 @@ def _choose_exactly(
     bits = 128
     while True:
         digits = math.ceil(0.30103 * bits) + 12  # log10(2) is below 0.30103; 12 guard digits
-        # Weights below e^-deepest count as 0: as a Fraction, such a weight has as many digits as
-        # its decimal exponent. All of them together weigh at most 10^-digits (ln 10 is below 2.31).
-        # The total weight is at least 1.
+        # Weights below e^-deepest count as 0: as Fractions they would have as many digits as their
+        # decimal exponents. All of them together weigh at most 10^-digits (ln 10 is below 2.31),
+        # and the total weight is at least 1.
         deepest, lost_mass = math.ceil(2.31 * (digits + count_digits)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
             weights = []

@@ -251,8 +251,9 @@ class _Rows(Once):
     def _row(self, values: object, silos: int) -> np.ndarray:
         """Return the next release's row plus the noise of ``silos`` silos, modulo 2^64, (s,).
 
-        The row, which the class defines, is the message without mask. ``values`` (s,) are the sums
-        of the next batch. The noise is cached, so a second try after a failure uses the same noise.
+        The class defines the row; the result of one silo is its message without masks. ``values``
+        (s,) are the sums of the next batch. The noise is cached, so a second try after a failure
+        uses the same noise.
         """
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
