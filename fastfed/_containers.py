@@ -96,7 +96,7 @@ def file_content(path: Path, name: str) -> bytes:
     ----------
     path : Path
     name : str
-        The file in messages.
+        How error messages name the file.
 
     Raises
     ------
@@ -245,7 +245,9 @@ def arrow_table(data: bytes, kind: str, name: str) -> Any:
 def delimiter_of(text: str) -> str:
     """Return the delimiter of a CSV file: the most frequent one in its header outside of quotes.
 
-    If the header has several, the first records must have as many cells as the header.
+    If the header contains several possible delimiters, the most frequent one is returned with which
+    the first records have as many cells as the header. If no delimiter passes this check, the most
+    frequent one is returned.
     """
     header = _bare_header(text)
     candidates = sorted((d for d in DELIMITERS if d in header), key=lambda d: -header.count(d))

@@ -153,7 +153,7 @@ def claim_of_mechanism(
         The epsilon and the delta of each silo, if silos have different budgets.
     """
     if isinstance(mechanism, UnequalBatches):
-        # The claim does not state the size and the noise of a batch, in which the batches differ.
+        # The claim is the same for all batches: it does not state their sizes and noise.
         mechanism = mechanism.batches[0]
     conditions: tuple[Condition, ...] = ()
     if not isinstance(mechanism, _BUILTIN_MECHANISMS):
@@ -279,7 +279,8 @@ class Assumptions:
     def about_data(self) -> tuple[Condition, ...]:
         """Assumptions that every claim about the releases needs: all except ``released_only``.
 
-        Claims about one record ("item") hold even if actions depend on raw data.
+        Claims about one record ("item") do not need ``released_only``: they hold even if actions
+        depend on raw data.
         """
         return (self.schedule, self.features, self.rewards, self.once, *self.environment)
 
@@ -329,14 +330,17 @@ def _schedule_condition(plan: Plan) -> Condition:
 
 @account.register
 def _of_plan(plan: Plan, problem: ProblemSpec) -> Certificate:
-    """Return the certificate of a linear system's plan, for noise from seeded streams.
+    """Return the certificate of a plan for linear bandits, with noise from seeded streams.
 
     The main claim is about one user. Its status is
 
     - "none" if the schedule depends on raw data,
-    - "proven" if all assumptions hold,
-    - "conditional" if only assumptions on the environment or on a score function fail,
+    - "proven" if epsilon is finite and all assumptions hold,
+    - "conditional" if epsilon is finite and all assumptions hold, except some on the environment or
+      on a score function,
     - "unproven" otherwise.
+
+    If nothing leaves a silo, the assumptions on the run, such as the schedule, are not needed.
 
     The certificate's ``also`` lists further claims about the same releases. Some are weaker claims
     that hold for this run. Others are "conditional" claims, which would hold if an assumption held.
@@ -539,7 +543,7 @@ def _certificate_without_claim(
 def _noise_stds(plan: Plan, top: PrivacyEvent) -> dict[str, float]:
     """Return the standard deviations of the noise, by the name of the sum that gets the noise.
 
-    They are those of one noise draw of a driver: for a user's message, a batch or a tree node.
+    Each is for one draw of noise, which a driver adds to a user's message, a batch or a tree node.
     ``top`` is the privacy event of all releases.
     """
     if isinstance(top, LocalGaussian):
@@ -623,8 +627,9 @@ def _caveats(plan: Plan, problem: ProblemSpec, claim: Claim, epsilon: float) -> 
 def _of_peers(plan: PeerPlan, problem: ProblemSpec) -> Certificate:
     """Return the certificate of a federation without a server.
 
-    A part of the plan belongs to one clique of silos and one of its estimators. The certificate is
-    that of the part with the largest epsilon, with a caveat about the silos that read messages.
+    Each part of the plan is a separate federation: one clique of silos with one of the clique's
+    estimators. The certificate is that of the part with the largest epsilon, with a caveat about
+    the silos that read messages.
     """
     certificate = _of_plan(worst_part(plan).plan, problem)
     if certificate.claimed is None:

@@ -51,9 +51,9 @@ def lemma_a_2(setting: BoundSetting, beta: float, lambda_min: float) -> float:
     The bound is d B G/(2 ln 2) + 4 beta sqrt(2 d T G), G = ln(1 + T/(d lambda_min)). ``beta`` >= 1
     is the largest confidence radius of any batch. H_m is the regularizer plus noise in batch m. The
     bound is proven under three conditions: the regret of a round is at most 1, every H_m has
-    eigenvalues of at least ``lambda_min`` > 0, and no confidence set fails. With the paper's radii
-    the proof gives the last two conditions probability 1 - 2 alpha. The lemma states 1 - alpha.
-    ``constant`` is not used.
+    eigenvalues of at least ``lambda_min`` > 0, and no confidence set fails. With the paper's radii,
+    the last two conditions hold together with probability 1 - alpha according to the lemma, but the
+    proof shows only 1 - 2 alpha. The ``constant`` of ``setting`` is not used.
     """
     t, d = setting.horizon, setting.dimension
     radius = number("beta", beta, at_least=1)
@@ -80,23 +80,23 @@ def lemma_a_4(setting: BoundSetting, noise_std: float) -> float:
 # ---- Unique users: Theorems 3.2, B.1, C.1 --------------------------------------------------------
 
 
-def _two_terms(setting: BoundSetting, noise: float) -> float:
+def _two_terms(setting: BoundSetting, scaled_noise: float) -> float:
     """Return d B ln T + d^(3/4) sqrt(sigma T) ln T ln(T/alpha), the form of most bounds here.
 
-    The result is multiplied by the ``constant`` of ``setting``. sigma = ``noise`` / epsilon is the
-    standard deviation of the total noise.
+    sigma is the standard deviation of the total noise, and ``scaled_noise`` is epsilon sigma. The
+    result is multiplied by the ``constant`` of ``setting``.
     """
-    cost = _cost(setting, noise / setting.value("epsilon")) * _log_failure(setting)
+    cost = _cost(setting, scaled_noise / setting.value("epsilon")) * _log_failure(setting)
     plain = setting.dimension * setting.batch_size
     return setting.constant * (plain + cost) * math.log(setting.horizon)
 
 
 def theorem_3_2(setting: BoundSetting) -> float:
-    """Return the bound of Theorem 3.2 on the regret of `linucb-sdp-amp`, from the main text.
+    """Return the bound of Theorem 3.2 on the regret of `linucb-sdp-amp`.
 
-    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) / sqrt(epsilon) ln^2(T/alpha).
-    The order is proven, because for B >= 2 it is `theorem_b_1` with larger logarithms. The constant
-    is not given.
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(B/delta) ln^2(T/alpha) / sqrt(epsilon).
+    This is the theorem of the paper's main text. Its order is proven, because for B >= 2 the bound
+    is that of Theorem B.1 (`theorem_b_1`) with larger logarithms. The constant is not given.
     """
     t, b = setting.horizon, setting.batch_size
     noise = math.sqrt(t / b) * _ln(b, setting.value("delta")) / setting.value("epsilon")
@@ -107,11 +107,12 @@ def theorem_3_2(setting: BoundSetting) -> float:
 def theorem_b_1(setting: BoundSetting) -> float:
     """Return the bound of Theorem B.1 on the regret of `linucb-sdp-amp`.
 
-    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) / sqrt(epsilon)
-    ln T ln(T/alpha). The paper proves the order for the theorem's noise, and gives no constant. The
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) (ln(B/delta) ln(2/delta))^(1/4) ln T ln(T/alpha)
+    / sqrt(epsilon). The paper proves the order for the theorem's noise, and gives no constant. The
     printed condition epsilon <= sqrt(ln(2/delta)/B) does not suffice for the privacy of this noise
-    (shuffle DP with O(epsilon) and delta). Lemma B.4 also needs
-    epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))), and so large batches.
+    (shuffle DP with O(epsilon) and delta). Lemma B.4 (amplification by shuffling) also needs
+    epsilon sqrt(B/ln(2/delta)) <= ln(B/(16 ln(4/delta))). No batch of B <= 16 ln(4/delta) users
+    meets this condition.
     """
     t, b, delta = setting.horizon, setting.batch_size, setting.value("delta")
     return _two_terms(setting, math.sqrt(t / b * _ln(b, delta) * _ln(2, delta)))
@@ -120,9 +121,9 @@ def theorem_b_1(setting: BoundSetting) -> float:
 def theorem_c_1(setting: BoundSetting) -> float:
     """Return the bound of Theorem C.1 on the regret of `linucb-sdp-vec`.
 
-    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) / sqrt(epsilon) ln T
-    ln(T/alpha), for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no
-    constant. Theorem 3.5 has ln^2(T/alpha) instead of the last two logarithms.
+    The bound is d B ln T + d^(3/4) T^(3/4)/B^(1/4) ln^(1/2)(d^2/delta) ln T ln(T/alpha)
+    / sqrt(epsilon), for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no
+    constant. Theorem 3.5, in the main text, has ln^2(T/alpha) instead of ln T ln(T/alpha).
     """
     t, b = setting.horizon, setting.batch_size
     return _two_terms(setting, math.sqrt(t / b) * _ln(setting.dimension**2, setting.value("delta")))
@@ -135,11 +136,11 @@ def theorem_e_3(setting: BoundSetting, *, printed: bool = False) -> float:
     """Return the bound of Theorem E.3 on the regret of `linucb-sdp-amp` with returning users.
 
     A user takes part at most once in every batch. The bound is d B ln T + d^(3/4) T/sqrt(B)
-    (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) / sqrt(epsilon) ln T ln(T/alpha), with M = T/B. The
+    (ln(T/delta) ln(M/delta) ln(2/delta))^(1/4) ln T ln(T/alpha) / sqrt(epsilon), with M = T/B. The
     order is proven for the noise of Theorem B.1 with the budget of one batch, (epsilon_m, delta_m).
-    The constant is not given. In one logarithm of the noise, the paper writes delta instead of
-    delta_m, so its noise is too small for the budget. ``printed`` = True computes the paper's bound
-    for its smaller noise, with ln(2/delta) instead of ln(M/delta).
+    The constant is not given. In one of the logarithms in the noise formula, the paper writes delta
+    instead of delta_m, so the paper's noise is too small for the budget. ``printed`` = True
+    computes the paper's bound for this smaller noise, with ln(2/delta) instead of ln(M/delta).
     """
     t, delta = setting.horizon, setting.value("delta")
     batches = t / setting.batch_size
@@ -151,7 +152,7 @@ def theorem_e_5(setting: BoundSetting) -> float:
     """Return the bound of Theorem E.5 on the regret of `linucb-sdp-vec` with returning users.
 
     A user takes part at most once in every batch. The bound is
-    d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) / sqrt(epsilon) ln T ln(T/alpha), with
+    d B ln T + d^(3/4) T/sqrt(B) ln^(3/4)(d^2 M/delta) ln T ln(T/alpha) / sqrt(epsilon), with
     M = T/B, for epsilon <= 15 and delta < 1/2. The paper proves the order, and gives no constant.
     """
     batches = setting.horizon / setting.batch_size
@@ -175,32 +176,33 @@ def proposition_e_7(setting: BoundSetting, rounds_per_user: int) -> float:
 
 
 def _central_cost(setting: BoundSetting) -> float:
-    """Return the privacy cost of a trusted agent, without logarithms of T.
+    """Return the regret that privacy costs with a trusted agent, without logarithms of T.
 
-    The cost is d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon).
+    This cost is d^(3/4) sqrt(sigma T) = d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon), for
+    noise of standard deviation sigma = sqrt(ln(1/delta)) / epsilon.
     """
-    noise = math.sqrt(_ln(1, setting.value("delta"))) / setting.value("epsilon")
-    return _cost(setting, noise)
+    sigma = math.sqrt(_ln(1, setting.value("delta"))) / setting.value("epsilon")
+    return _cost(setting, sigma)
 
 
 def proposition_f_1(setting: BoundSetting) -> float:
-    """Return the bound of Proposition F.1 on the regret of `linucb-ldp` in batches.
+    """Return the bound of Proposition F.1 on the regret of `linucb-ldp` with batches of B users.
 
-    The bound is d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <=
-    1. epsilon and delta are the budget of each message. The order is proven, except that the term
-    d B lacks a factor ln T. The constant is not given.
+    The bound is d B + d^(3/4) T^(3/4) ln^(1/4)(1/delta) ln(T/alpha) / sqrt(epsilon), for
+    epsilon <= 1. epsilon and delta are the budget of each message. The order is proven, except that
+    the term d B lacks a factor ln T. The constant is not given.
     """
     cost = math.pow(setting.horizon, 0.25) * _central_cost(setting) * _log_failure(setting)
     return setting.constant * (setting.dimension * setting.batch_size + cost)
 
 
 def proposition_f_3(setting: BoundSetting) -> float:
-    """Return the bound of Proposition F.3 on the regret of `linucb-jdp` in batches.
+    """Return the bound of Proposition F.3 on the regret of `linucb-jdp` with batches of B users.
 
-    The bound is d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) / sqrt(epsilon) ln(T/alpha), for epsilon <=
-    1 and a trusted agent with a tree over batches. The paper proves the order up to logarithms of T
-    if d epsilon^2 <= ln(1/delta). Otherwise the term d sqrt(T) ln(T/alpha), which the paper drops,
-    is larger. It does not give the constant.
+    The bound is d B + d^(3/4) sqrt(T) ln^(1/4)(1/delta) ln(T/alpha) / sqrt(epsilon), for
+    epsilon <= 1 and a trusted agent with a tree over batches. The paper gives no constant. It
+    proves the order up to logarithms of T if d epsilon^2 <= ln(1/delta). Otherwise the term
+    d sqrt(T) ln(T/alpha), which the paper drops, is larger than the bound's second term.
     """
     cost = _central_cost(setting) * _log_failure(setting)
     return setting.constant * (setting.dimension * setting.batch_size + cost)
@@ -226,14 +228,15 @@ _POWERS = {"3.3": 0.6, "F.2": 0.75, "F.4": 0.5}
 def _balanced_batch_size(rule: str, setting: BoundSetting) -> float:
     """Return the batch size B, a real number, at which the two terms of a regret bound are equal.
 
-    The terms are d B and d^(3/4) sqrt(sigma T). ``rule`` is a key of `_BALANCED`, whose entry says
-    how the total noise sigma depends on B.
+    The terms are d B and d^(3/4) sqrt(sigma T), where sigma is the standard deviation of the total
+    noise. ``rule`` is a key of `_BALANCED`, whose entry says how sigma depends on B.
     """
     d, delta = setting.dimension, setting.value("delta")
-    noise_exponent, scaled_noise = _BALANCED[rule]
-    noise_at_one = scaled_noise(setting.horizon, d, delta) / setting.value("epsilon")
-    # sigma = noise_at_one B^-a, so B^(1 + a/2) is the second term divided by the first at B = 1.
-    return math.pow(_cost(setting, noise_at_one) / d, 2.0 / (2.0 + noise_exponent))
+    a, scaled_noise = _BALANCED[rule]
+    sigma_at_one = scaled_noise(setting.horizon, d, delta) / setting.value("epsilon")
+    # sigma = sigma_at_one B^-a. So the terms are equal if B^(1 + a/2) is the value at B = 1 of the
+    # second term divided by the first.
+    return math.pow(_cost(setting, sigma_at_one) / d, 2.0 / (2.0 + a))
 
 
 def batch_size(rule: str, setting: BoundSetting) -> int:
@@ -271,10 +274,10 @@ def batch_size(rule: str, setting: BoundSetting) -> int:
 
     Notes
     -----
-    Up to logarithms, the regret with B of rule 3.3 grows as T^(3/5). With B of F.2 and F.4 the
-    privacy cost grows with T as B does. With B of E.4 the second term of `theorem_e_3` (printed or
-    corrected) is at most d B, up to the factor ln T ln(T/alpha). The same holds for E.6 and
-    `theorem_e_5`.
+    Up to logarithms, the regret with B of rule 3.3 grows with T as T^(3/5), both terms of
+    `proposition_f_1` with B of F.2 as T^(3/4), and both terms of `proposition_f_3` with B of F.4 as
+    sqrt(T). With B of E.4 the second term of `theorem_e_3` (for both values of ``printed``) is at
+    most d B, up to the factor ln T ln(T/alpha). The same holds for E.6 and `theorem_e_5`.
 
     B of rule B.2 violates the condition of Theorem B.1 on epsilon if epsilon > d^(1/8) T^(-3/8)
     ln^(1/2)(2/delta) ln^(-1/8)(T/delta), for example epsilon > 0.038 with T = 20 000, d = 5,
@@ -290,12 +293,12 @@ def batch_size(rule: str, setting: BoundSetting) -> int:
 
 
 def corollary_bound(corollary: str, setting: BoundSetting) -> float:
-    """Return the regret bound that a corollary ("3.3", "B.2", "B.3", ..., "E.6") prints for its B.
+    """Return the regret bound that a corollary of the paper states for its batch size B.
 
-    Except for "3.3", the bound is d B with the corollary's batch size B before rounding (see
-    `batch_size`, also for the meaning of epsilon and delta). The order is proven up to logarithms.
-    For "3.3" the bound is T^(3/5) ln^(1/2)(T/delta) / sqrt(epsilon), and only its growth with T is
-    proven.
+    ``corollary`` is "3.3", "B.2", "B.3", "C.2", "C.3", "E.4" or "E.6". For "3.3" the bound is
+    T^(3/5) ln^(1/2)(T/delta) / sqrt(epsilon), and only its growth with T is proven. For the others
+    the bound is d B with B before rounding, and this order is proven up to logarithms. `batch_size`
+    defines B, and what epsilon and delta mean for each corollary.
     """
     choice("corollary", corollary, ["3.3", *_BALANCED])
     if corollary == "3.3":

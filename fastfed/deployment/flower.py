@@ -91,7 +91,10 @@ class Mail:
         self._nodes: dict[int, Node] = {}
 
     def outgoing(self, nodes: Iterable[int], now: float) -> dict[int, list[bytes]]:
-        """Return the messages to send now, by node; an empty list polls the node.
+        """Return the messages to send now: a list for each node; an empty list polls the node.
+
+        The result has no entry for a node that has not answered yet (for at most ``patience``
+        seconds), or for which there is no new urgent message and no poll is due.
 
         Parameters
         ----------
@@ -103,6 +106,7 @@ class Mail:
         self._nodes = {i: self._nodes.get(i, Node()) for i in sorted(set(nodes))}
         envelopes_by_node: dict[int, list[bytes]] = {}
         for number, node in self._nodes.items():
+            # In the outbox, the value of an urgent message is True.
             urgent = any(node.outbox[data] and data not in node.last_sent for data in node.outbox)
             if now >= node.busy_until and (urgent or now >= node.last_poll + self._every):
                 envelopes_by_node[number] = list(node.outbox)
@@ -301,7 +305,7 @@ def main(grid: Any, context: Any) -> None:
     Raises
     ------
     InputError
-        If it is not the folder of a hub.
+        If ``folder`` is not the folder of a hub, or ``every`` is not a number of seconds above 0.
     """
     folder = Path(path_of(context.run_config, "folder", CONFIG))
     every = seconds_of(context.run_config, "every", CONFIG, POLL_SECONDS)

@@ -189,10 +189,12 @@ class Speaker:
     def waits(self, now: float) -> dict[str, Any]:
         """Return what this party waits for and since when, as a row of `progress.WAITS`.
 
-        If something is due by this machine's clock but not by the other parties' clocks, the party
-        waits for the clocks to agree.
+        If clocks differ, ``now`` is the earlier time. If something is due by the later time only,
+        the party waits for the clocks to agree.
         """
+        # Clocks differ by |ahead| seconds, so this is the later time.
         waits_now, waits_later = self._waits(now), self._waits(now + abs(self.ahead))
+        # In these states of ``waits_now`` or ``waits_later``, nothing is due.
         not_due = ("start", "open", "clocks")
         is_idle = waits_now["state"] in not_due or (
             waits_now["state"] == "hub" and not self.unanswered(now)
@@ -284,10 +286,11 @@ class SteadyClock:
     def add_reading(self, reading: ClockReading) -> None:
         """Update the bounds on another party's clock from a reading in its message.
 
-        The other clock was read after this clock showed ``reading.after``, and before now. This
-        gives a lower and an upper bound, which differ by the round-trip time. If a reading answers
-        an older message than the last reading did, the reading was delayed or replayed, so it is
-        ignored. Comparisons of times tolerate an error of one second.
+        The other party read its clock after this clock showed ``reading.after``, and before now. So
+        the reading gives a lower and an upper bound on the other clock minus this machine's
+        monotonic time. The bounds differ by the round-trip time. A reading is ignored if it answers
+        an older message than the last stored reading of that party does, because then it was
+        delayed or replayed. Comparisons of times tolerate an error of one second.
         """
         with self._lock:
             now = self._monotonic()
@@ -299,7 +302,8 @@ class SteadyClock:
             sent_at = now - elapsed
             if reading.name in self._others and sent_at < self._others[reading.name][2] - 1.0:
                 return
-            self._others[reading.name] = reading.time - now, reading.time - now + elapsed, sent_at
+            lower = reading.time - now
+            self._others[reading.name] = lower, lower + elapsed, sent_at
 
     def _ahead(self, reading: float, monotonic: float) -> float:
         """Return the seconds by which a reading is ahead of the other parties' median clock.

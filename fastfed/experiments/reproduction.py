@@ -54,8 +54,9 @@ def reproduce(
     Parameters
     ----------
     figures : str or iterable of str
-        Ids of figures, as printed by `fastfed list figures`, or "all" for every figure that needs
-        no data and takes less than a day, some at smaller sizes.
+        Ids of figures, as printed by `fastfed list figures`, or "all" for all figures except those
+        that need ``data``, if it is not given. Without ``quick`` and ``full``, "all" also omits
+        figures that take more than a day, and simulates some others at smaller sizes.
     output : str or Path
         Output folder.
     quick : bool
@@ -127,11 +128,12 @@ def size_of_call(names: Sequence[str], *, quick: bool, full: bool) -> str | None
 def select(
     names: Sequence[str], data: str | Path | None, size: str | None
 ) -> tuple[list[Figure], dict[str, list[Row]]]:
-    """Return the figures to simulate, and the omitted figures.
+    """Return (the figures to simulate, the rows of the overview's table for omitted figures).
 
-    Names are figure ids, and panels of a figure follow it. The name "all" selects all figures but
-    those that need data or too much time. The omitted figures are returned as rows of the
-    overview's table, by figure id.
+    ``names`` are ids of figures. Each selected figure is followed by its other panels. The name
+    "all" selects all figures except those that need data files, if ``data`` is None, and those that
+    take too long, if ``size`` is "all". The second result has the rows of these omitted figures, by
+    figure id.
     """
     if ALL not in names:
         return with_panels(names), {}
@@ -164,9 +166,10 @@ class PlannedFigure:
     memory: int = 0  # bytes
 
     def unchanged(self, folder: Path) -> bool:
-        """Return True if nothing would change in a folder: all results and the report are there.
+        """Return True if reproducing the figure would change nothing in its folder.
 
-        The report must have been written for the same [figure] table.
+        This is so if all results are there, and a report that was written for the same [figure]
+        table.
         """
         if self.missing or not (folder / PAGE).exists():
             return False

@@ -106,7 +106,8 @@ class SparseVector(SeldomChooser):
     def __init__(self, plan: SparseVectorPlan, noise: NoiseSource) -> None:
         super().__init__(plan, noise)
         self._before = 0.0  # cumulative loss of the current expert when it was chosen
-        self._limit = self._threshold(0)  # noisy threshold of the current expert's loss since then
+        # Noisy threshold for the loss of the current expert since it was chosen.
+        self._limit = self._threshold(0)
         self._draws = {}
 
     def _threshold(self, switches: int) -> Any:
@@ -166,7 +167,9 @@ class SparseVector(SeldomChooser):
         """
         (sums, unit, has_exchange, cumulative), noise, plan = stretches, self.noise, self.plan
         assert type(noise) is SeededNoise
-        chosen, position, decided = np.empty(len(has_exchange), np.int64), 0, False
+        chosen, position, is_switched = np.empty(len(has_exchange), np.int64), 0, False
+        # Each call keeps the expert until the exchange before stretch ``position`` must switch it,
+        # or until the end. ``is_switched`` is True if this exchange has already taken place.
         while position < len(has_exchange):
             position, self._release = kernels.sparse(
                 noise.seed,
@@ -181,11 +184,11 @@ class SparseVector(SeldomChooser):
                 sums,
                 has_exchange,
                 position,
-                decided,
+                is_switched,
                 cumulative,
                 chosen,
             )
-            if decided := position < len(has_exchange):
+            if is_switched := position < len(has_exchange):
                 self._switch(unit * cumulative)
         self._total = unit * cumulative
         return chosen
@@ -229,10 +232,7 @@ class ExactSparseVector(ExactChooser, SparseVector):
         return self.noise.ideal_draws(purpose, number, 1)
 
     def _threshold(self, switches: int) -> Any:
-        """Return the noise of the threshold as an exact draw, without L.
-
-        `_above` adds L when it compares.
-        """
+        """Return an exact draw of the threshold's noise, to which `_above` adds the threshold L."""
         return self._draw(THRESHOLD, switches + 1)
 
     def _above(self, query: float, release: int) -> bool:
@@ -333,8 +333,9 @@ def build(config: SvtConfig, problem: ProblemSpec) -> System:
 def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
     """Return kappa, the largest number of switches.
 
-    If the key ``switches`` is a number, kappa is this number. Otherwise the key names the formula
-    that computes kappa, the proven or the printed one.
+    If the key ``switches`` is a number, kappa is this number. The key "printed" selects the paper's
+    formula, and the key "proven" the formula from this package's proof. The proof divides the
+    failure probability rho equally among three events.
     """
     from fastfed.experts import fed_svt_bounds as bounds
 
@@ -348,11 +349,13 @@ def switching_budget(config: SvtConfig, problem: ProblemSpec) -> int:
 def threshold(
     config: SvtConfig, problem: ProblemSpec, noise: SparseSwitching, best: float
 ) -> float:
-    """Return L, the loss after which an expert is switched, summed over clients.
+    """Return L, with which a noisy test compares the loss of an expert since it was chosen.
 
-    If the key ``threshold`` is a number, L is this number. Otherwise the key names the formula that
-    computes L, the proven or the printed one. ``best`` is L*, a bound on the best expert's loss at
-    any client.
+    The loss is summed over clients. If the noisy loss is above L plus noise, the expert is
+    switched. If the key ``threshold`` is a number, L is this number. The key "printed" selects the
+    paper's formula, and the key "proven" the formula from this package's proof, which divides the
+    failure probability rho equally among three events. ``best`` is L*, a bound on the best expert's
+    loss at any client.
     """
     from fastfed.experts import fed_svt_bounds as bounds
 

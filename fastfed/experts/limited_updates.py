@@ -146,6 +146,9 @@ class ExactLast(ExactChooser, Last):
 def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float:
     """Return the bound on expected group pseudo-regret of limited updates, for i.i.d. losses.
 
+    Round 1 contributes at most m. Each phase of rounds 2^i to 2^(i+1) - 1 contributes its number of
+    losses times the bound for one loss, which the comment above proves.
+
     Parameters
     ----------
     rounds, clients, experts : int
@@ -154,9 +157,11 @@ def limited_regret(rounds: int, clients: int, experts: int, eta: float) -> float
         eta of the exponential mechanism: weights are exp(-eta loss / 2).
     """
     log_d = math.log(experts)
-    group_regret, first = float(clients), 2  # round 1
+    group_regret = float(clients)  # of round 1
+    first = 2  # the first round of a phase
     while first <= rounds:
         losses_in_phase = clients * (min(rounds, 2 * first - 1) - first + 1)
+        # The expert was drawn from the losses of the (first / 2) rounds before this phase.
         losses_used = clients * first // 2
         bound_per_loss = (2.0 * log_d / eta + math.sqrt(losses_used * log_d / 2.0)) / losses_used
         group_regret += losses_in_phase * min(bound_per_loss, 1.0)

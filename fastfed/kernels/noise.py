@@ -25,7 +25,7 @@ def tree_noise(
     replicate: int = 0,
     silo: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the noise of the binary tree (p-sum) mechanism at releases, as a simulation does.
+    """Draw the noise of releases of the binary tree (p-sum) mechanism, as a simulation draws it.
 
     Noise is a function of (seed, replicate, silo, node), so a node has the same noise in every
     prefix that it is part of. Anyone who knows the seed can remove the noise, so it protects
@@ -40,15 +40,16 @@ def tree_noise(
     dimension : int
         d, at most 2^15.
     noise_std : float
-        Standard deviation, >= 0, of each bias entry and of the layout's underlying matrix, in the
-        units of the sums.
+        Standard deviation, >= 0, of the noise of each bias entry, and of each entry of the matrix
+        from which ``layout`` makes the covariance noise; in the units of the sums.
     of : {"prefix", "node"}
         "node": the noise of the node released at k. "prefix": the noise of the sum of the nodes
         that cover leaves 1..k, one for each set bit of k.
     layout : {"iid", "goe1", "goe2"}
-        Layout of the covariance noise, see fastfed.privacy.layout_stds.
+        How the symmetric covariance noise is made from a matrix of independent entries, see
+        fastfed.privacy.layout_stds.
     replicate, silo : int
-        Coordinates of the tree.
+        Numbers that identify the tree.
 
     Returns
     -------
@@ -139,10 +140,11 @@ def encode_bits(ones: ArrayLike, length: int) -> np.ndarray:
 def shuffle_bits(
     bits: np.ndarray, seed: int, *, release: int = 1, replicate: int = 0
 ) -> np.ndarray:
-    """Permute the bits of every label in place, independently of other labels.
+    """Permute the bits of every row in place, independently of other rows.
 
-    Every row gets a uniform permutation, a function of (seed, replicate, release, row). This is for
-    simulations: anyone who knows the seed can undo it. Deployments use `fastfed.parties.Shuffler`.
+    A row holds the n bits of one label, which names an entry of a statistic. The row's uniformly
+    random permutation is a function of (seed, replicate, release, row). This is for simulations:
+    anyone who knows the seed can undo it. Deployments use `fastfed.parties.Shuffler`.
 
     Parameters
     ----------
@@ -151,7 +153,7 @@ def shuffle_bits(
     seed : int
         Seed of the simulation, in [0, 2^63).
     release, replicate : int
-        Coordinates of the permutations.
+        Numbers that select the permutations.
 
     Returns
     -------
@@ -179,8 +181,8 @@ def shuffle_bits(
     key = check_seed(seed), SHUFFLE, integer("replicate", replicate, at_least=0, at_most=_WORD)
     release = integer("release", release, at_least=0, at_most=_WORD)
     rows = bits if bits.ndim == 2 else bits[None]
-    for label, row in enumerate(rows if bits.size else ()):
-        rng.shuffle_bits(*key, label + 1, release, row)
+    for i, row in enumerate(rows if bits.size else ()):
+        rng.shuffle_bits(*key, i + 1, release, row)
     return bits
 
 

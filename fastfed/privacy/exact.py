@@ -80,7 +80,8 @@ def inflation(
     dimension : int
         d, the number of features of a record.
     least, most : float
-        The smaller and the larger of the bounds on the norms of x y and of x x'.
+        The smaller and the larger of the bounds on the norms of x y and of x x'. These are the two
+        parts of the statistic of a record with features x and reward y.
 
     Notes
     -----
@@ -88,8 +89,9 @@ def inflation(
     ``most`` 2^-52. Clipping features leaves their norm within a factor 1 + d 2^-52 of the bound.
     Let s be the smallest noise standard deviation of any entry. The sensitivity of a record's
     statistic, in units of the noise, grows by at most 2 sqrt(size) (unit/2 + most 2^-52) / s.
-    Before rounding, the sensitivity is at least ``least`` / (sqrt(2) s) in every layout: consider a
-    record of the largest norm in the sum with the least noise.
+    Before rounding, the sensitivity is at least ``least`` / (sqrt(2) s) in every layout of the
+    noise matrix. To see this, take the part (x y or x x') that has the entry with noise s, and
+    consider a record whose norm in this part is the largest.
     """
     relative_growth = 2.0 * math.sqrt(2.0 * size) * (0.5 * unit + most * 2.0**-52) / least
     return 1.0 + relative_growth + dimension * 2.0**-48
@@ -207,10 +209,12 @@ def above(
 ) -> bool:
     """Return True if value + scale Z > limit + offset Z', compared as real numbers.
 
-    Z is the first draw of ``noise`` and Z' the first draw of ``threshold``. ``offset`` is the scale
-    of Z'.
+    The standard Laplace draws Z and Z' are the first draws of ``noise`` and of ``threshold``. So
+    ``offset`` is the scale of the noise that is added to ``limit``.
     """
     margin = value - limit + scale * float(noise.values[0]) - offset * float(threshold.values[0])
+    # The error of margin has two parts: the errors of the two draws, at most ERROR each, and the
+    # rounding of the terms, relative to their sizes. A draw from 64 bits is below 50.
     error_scale = abs(value) + abs(limit) + 50.0 * (scale + offset)
     if abs(margin) > (scale + offset) * ERROR + error_scale * 2.0**-50:
         return margin > 0.0
@@ -238,8 +242,9 @@ def choose(
 ) -> tuple[int, int]:
     """Sample a candidate with probability proportional to exp(-rate cost).
 
-    There are ``counts[i]`` candidates of cost ``costs[i]``. The function inverts the cdf at one
-    uniform draw, as with real arithmetic on these float64 costs and rate.
+    There are ``counts[i]`` candidates of cost ``costs[i]``. The candidate is found by inverting the
+    cumulative distribution function at one uniform draw. The result is that of real arithmetic on
+    the given float64 costs and rate.
 
     Parameters
     ----------
@@ -285,13 +290,15 @@ def _choose_exactly(
     """
     available = [i for i, c in enumerate(counts) if c > 0]
     least_cost = min(Fraction(float(costs[i])) for i in available)
-    places = len(str(sum(int(counts[i]) for i in available)))
+    # Number of decimal digits of the number of candidates.
+    count_digits = len(str(sum(int(counts[i]) for i in available)))
     bits = 128
     while True:
-        digits = math.ceil(0.30103 * bits) + 12
-        # Weights below e^-deepest count as 0. They sum to at most 10^-digits, and the total weight
-        # is at least 1. Computing them would need a number of digits as large as their exponent.
-        deepest, lost_mass = math.ceil(2.31 * (digits + places)), Fraction(1, 10**digits)
+        digits = math.ceil(0.30103 * bits) + 12  # log10(2) is below 0.30103; 12 guard digits
+        # Weights below e^-deepest count as 0: as Fractions they would have as many digits as their
+        # decimal exponents. All of them together weigh at most 10^-digits (ln 10 is below 2.31),
+        # and the total weight is at least 1.
+        deepest, lost_mass = math.ceil(2.31 * (digits + count_digits)), Fraction(1, 10**digits)
         with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
             weights = []
             for i in available:
@@ -300,14 +307,15 @@ def _choose_exactly(
                 if x >= -deepest:
                     weight = (Decimal(x.numerator) / Decimal(x.denominator)).exp()
                 weights.append(Fraction(weight))
-        sizes = [w * int(counts[i]) for w, i in zip(weights, available, strict=True)]
-        total = sum(sizes, Fraction(0))
+        group_weights = [w * int(counts[i]) for w, i in zip(weights, available, strict=True)]
+        total = sum(group_weights, Fraction(0))
         # The exponent and its exponential are rounded: errors relative to the exponent and to 1.
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
         low, high = low * total * (1 - error) - lost_mass, high * total * (1 + error) + lost_mass
         # A target below 0 could fall into a weight that counts as 0.
-        positions = {_find_position(sizes, weights, t) for t in (low, high)} if low >= 0 else set()
+        targets = (low, high) if low >= 0 else ()
+        positions = {_find_position(group_weights, weights, target) for target in targets}
         if len(positions) == 1:
             k, place = positions.pop()
             return available[k], min(place, int(counts[available[k]]) - 1)
@@ -331,10 +339,10 @@ def _find_position(
 
 
 def kept(drop_chance: float, cost: float, rate: float, draw: Uniforms, index: int = 0) -> bool:
-    """Return True with probability (1 - drop_chance) exp(-rate cost), as in real arithmetic.
+    """Return True with probability (1 - drop_chance) exp(-rate cost), computed exactly.
 
-    The result is True if the uniform draw with this ``index`` is below the probability. The
-    arguments satisfy 0 <= drop_chance <= 1 and cost >= 0.
+    The result is True if the uniform draw with this ``index`` is below the probability, compared as
+    real numbers. The arguments satisfy 0 <= drop_chance <= 1 and cost >= 0.
     """
     if drop_chance == 1.0:
         return False
@@ -348,18 +356,18 @@ def kept(drop_chance: float, cost: float, rate: float, draw: Uniforms, index: in
     exponent = Fraction(rate) * Fraction(cost)
     bits = 128
     while True:
-        digits = math.ceil(0.30103 * bits) + 12
-        # As in `_choose_exactly`, a probability below 10^-digits counts as 0.
+        digits = math.ceil(0.30103 * bits) + 12  # as in `_choose_exactly`
+        # If the exponent is above ``deepest``, the probability is below 10^-digits and counts as 0.
         deepest, lost_probability = math.ceil(2.31 * digits), Fraction(1, 10**digits)
-        lower_probability = Fraction(0)
+        approximate_probability = Fraction(0)
         if exponent <= deepest:
             with localcontext(Context(prec=digits, Emax=MAX_EMAX, Emin=MIN_EMIN)):
                 power = -Decimal(exponent.numerator) / Decimal(exponent.denominator)
-                lower_probability = (1 - Fraction(drop_chance)) * Fraction(power.exp())
+                approximate_probability = (1 - Fraction(drop_chance)) * Fraction(power.exp())
         error = Fraction(16 + 16 * deepest, 10 ** (digits - 1))
         low, high = draw.interval(index, bits)
-        if high <= lower_probability * (1 - error):
+        if high <= approximate_probability * (1 - error):
             return True
-        if low >= lower_probability * (1 + error) + lost_probability:
+        if low >= approximate_probability * (1 + error) + lost_probability:
             return False
         bits *= 2

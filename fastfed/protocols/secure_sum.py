@@ -145,7 +145,8 @@ class Masks:
         Parameters
         ----------
         sessions : mapping of int to bytes
-            Sessions by index of the silo. The session of this silo may be included.
+            For each silo's index, the attribute ``session`` of that silo's object: 32 random bytes.
+            The session of this silo may be included.
 
         Raises
         ------
@@ -238,6 +239,7 @@ class _Rows(Once):
         self.release = 0
         self._drawer = drawer
         self._leaves = np.zeros((mechanism.releases, mechanism.size), dtype=np.uint64)
+        #: The last drawn noise (s,), after the release for which it was drawn.
         self._drawn: tuple[int, np.ndarray] = (0, self._leaves[0])
 
     def point(self, x: np.ndarray, y: float) -> np.ndarray:
@@ -247,10 +249,11 @@ class _Rows(Once):
         return exact.quantise(statistic, self.mechanism.unit)
 
     def _row(self, values: object, silos: int) -> np.ndarray:
-        """Return the row of the next release plus the noise of ``silos`` silos, modulo 2^64, (s,).
+        """Return the next release's row plus the noise of ``silos`` silos, modulo 2^64, (s,).
 
-        ``values`` (s,) are the sums of the next batch. The noise is cached, so a second try after a
-        failure uses the same noise.
+        The class defines the row; the result of one silo is its message without masks. ``values``
+        (s,) are the sums of the next batch. The noise is cached, so a second try after a failure
+        uses the same noise.
         """
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
@@ -264,10 +267,10 @@ class _Rows(Once):
         if self._drawn[0] != release:
             bias, off_diagonal, diagonal = (silos * n for n in mechanism.trials)
             trials = bias, off_diagonal, diagonal
-            coins = np.array(self.noise.coins(self._drawer, release, mechanism.dimension, trials))
+            drawn = np.array(self.noise.coins(self._drawer, release, mechanism.dimension, trials))
             if mechanism.centred is not None:
-                coins[-1] = 0  # the last entry is a public count, which gets no noise
-            self._drawn = release, coins
+                drawn[-1] = 0  # the last entry is a public count, which gets no noise
+            self._drawn = release, drawn
         result: np.ndarray = mechanism.row(self._leaves[:release]) + self._drawn[1]
         return result
 
@@ -331,7 +334,7 @@ class Encoder(_Rows):
         Raises
         ------
         InputError
-            As in `Masks.meet`, and after the first message if no sessions were stored before it.
+            As in `Masks.meet`. Also if a message was already made without sessions.
         """
         if self.release and not self._masks.met:
             raise InputError("sessions must be exchanged before the first message")
@@ -341,8 +344,8 @@ class Encoder(_Rows):
     def message(self, values: object) -> Encoded:
         """Return the masked message for the next batch, whose sums are ``values`` (s,).
 
-        The sums must be in fixed point, as sums of `point` are. If the noise comes from the
-        operating system, other sums are refused; if the noise is seeded, they are rounded.
+        The sums must be in fixed point, as sums of results of `point` are. If the noise comes from
+        the operating system, other sums are refused; if the noise is seeded, they are rounded.
         """
         encoded = self.encoded(values)
         self.release = encoded.release
@@ -515,7 +518,7 @@ class Decoder(Once):
         return prefix
 
     def prefix(self, total: object) -> np.ndarray:
-        """Return the result of `add`, without advancing to the next release."""
+        """Return the prefix sums (s,) after the next release, as `add` does, without advancing."""
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
             raise InputError(f"the mechanism has {mechanism.releases} releases, got one more")

@@ -111,8 +111,8 @@ class Ledger:
         edges : ndarray of int, shape (n + 1,)
             Range i has the rounds edges[i] + 1 to edges[i + 1].
         settles : ndarray of uint8, shape (n,)
-            1 if the loss so far is added to the regret after range i, as `settle` does. It is also
-            added at every checkpoint.
+            1 if `settle` is called after range i, which adds the loss of the decision since the
+            last call. It is also called at every checkpoint.
         decisions : ndarray of int, shape (n,)
             The expert that was chosen in range i, or the row of ``weights`` that was used.
         weights : ndarray, shape (k, d), or None
@@ -150,7 +150,7 @@ class Ledger:
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
         if weights is not None:
-            # One call for all rows takes longer than a call for a single row.
+            # For a single row, suboptimality(row) is faster than of_rows.
             of_rows = getattr(suboptimality, "of_rows", None) if len(weights) > 1 else None
             row_gaps = of_rows(weights) if of_rows else np.array(list(map(suboptimality, weights)))
             gaps: np.ndarray = row_gaps[decisions]
@@ -195,7 +195,7 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) of a curve, one client and round at a time.
+    """Run rounds 1..last (default: all) of a plan, one client and round at a time.
 
     This is the step driver. ``progress`` is called with 1 after each round.
 
@@ -252,10 +252,10 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) of a curve from sums over all clients.
+    """Run rounds 1..last (default: all) of a plan by means of sums over all clients.
 
-    This is the fast driver. The run resumes from the snapshot if there is one. ``record`` is
-    ignored, as experts have no actions to record.
+    This is the fast driver: it does not compute each client's messages. The run resumes from the
+    snapshot if there is one. ``record`` is ignored, as experts have no actions to record.
 
     Returns
     -------
@@ -280,8 +280,9 @@ def run(
     if in_coins(plan, decider, ledger, last_round):
         rounds_done = run_coins(decider, ledger, rounds_done, last_round, course)
         if rounds_done == last_round:
-            counts = (checkpoints - 1) * (checkpoints <= last_round)
-            return make_outcome(plan, ledger, counts, course.x, decider.events)
+            # There was an exchange before each round but the first.
+            exchanged = (checkpoints - 1) * (checkpoints <= last_round)
+            return make_outcome(plan, ledger, exchanged, course.x, decider.events)
     pseudo_regret = adversary.suboptimality is not None and not sums_needed
     most_rounds = plan.horizon if pseudo_regret else rounds_of_call(adversary.losses)
     edges = stretches_of(plan, checkpoints, last_round, most_rounds)
@@ -361,8 +362,9 @@ class CoinRounds:
     """
 
     def __init__(self, ledger: Ledger, lost: np.ndarray, rounds_done: int) -> None:
+        """Start after ``rounds_done`` rounds; ``lost`` is updated in place."""
         self.ledger, self.lost, self.done = ledger, lost, rounds_done
-        self.latest = np.zeros_like(lost)  # losses of the last round
+        self.latest = np.zeros_like(lost)  # loss of every expert in the last round, like ``lost``
 
     def run(
         self, rule: CompiledRule, expert: int, release: int, *, last: int, asks: bool = True
@@ -414,10 +416,11 @@ def in_coins(plan: ExpertPlan, decider: object, ledger: Ledger, last: int) -> bo
 
 
 def run_coins(decider: Any, ledger: Ledger, rounds_done: int, last: int, course: Course) -> int:
-    """Run rounds after ``rounds_done``, whose losses are coins; return the last completed round.
+    """Run rounds ``rounds_done`` + 1 to ``last``; return the last completed round.
 
-    This can be a round before ``last``, if the decider makes a decision that compiled code cannot
-    make. Then the caller must run the later rounds from sums of losses.
+    The losses must be coin flips (see `in_coins`). The result is below ``last`` if a decision comes
+    up that compiled code cannot make. Then the caller must run the later rounds from sums of
+    losses.
     """
     plan, rounds = course.plan, CoinRounds(ledger, course.lost, rounds_done)
     most_rounds = rounds_of_call(ledger.adversary.losses)
@@ -555,8 +558,9 @@ def run_scores(
 ) -> None:
     """Run the stretches between ``edges`` for a plan that sends scores of gradients.
 
-    A stretch is a range of rounds with one decision, an edge its last round. Many exchanges of a
-    phase are made in one call. ``exchange_flags`` is 1 at edges after which messages are exchanged.
+    A stretch is a range of rounds with one decision, an edge its last round. ``exchange_flags`` is
+    1 at edges after which messages are exchanged. The exchanges of a plan are divided into phases
+    (`frank_wolfe.Phase`); one call into the compiled losses makes many exchanges of a phase.
     """
     losses = ledger.adversary.losses
     for begin, end in blocks_of(losses, edges, MAX_SUMS_TOGETHER):
@@ -580,9 +584,9 @@ def blocks_of(
 ) -> Iterator[tuple[int, int]]:
     """Yield blocks of stretches whose losses are summed in one call, as pairs (first, end).
 
-    A block has the stretches first..end - 1, numbered from 0. ``edges`` are the stretches' last
-    rounds, after a first edge before all stretches. A block has at most ``most_sums`` sums, one for
-    each stretch and expert, unless it has only one stretch.
+    A block has the stretches first..end - 1, numbered from 0. Stretch i has the rounds edges[i] + 1
+    to edges[i + 1]. Each stretch has one sum for each expert. A block has at most ``most_sums``
+    sums and at most as many rounds as `rounds_of_call` allows, unless it has only one stretch.
     """
     most_rounds, most_stretches = rounds_of_call(losses), max(1, most_sums // losses.experts)
     start = 0
@@ -632,10 +636,11 @@ def rounds_of_call(losses: loss_kernels.Losses) -> int:
 def ranges_with_losses(
     losses: loss_kernels.Losses, edges: np.ndarray, needs_losses: bool, threads: int
 ) -> Iterator[tuple[int, int, np.ndarray | None]]:
-    """Yield the first round, the last round and the losses of each range between two ``edges``.
+    """Yield (first round, last round, losses) of each range of rounds.
 
-    The losses (d,) of the experts are summed over the rounds of the range and over all clients;
-    they are None unless ``needs_losses``. Several ranges are computed together, to limit memory.
+    Range i has the rounds edges[i] + 1 to edges[i + 1]. The losses (d,) of the experts are summed
+    over the rounds of the range and over all clients; they are None unless ``needs_losses``. The
+    losses of several ranges are computed in one call, which is limited to save memory.
     """
     for begin, end in blocks_of(losses, edges, MAX_SUMS):
         block_edges = edges[begin : end + 1]
@@ -786,7 +791,7 @@ def clients_of(
 def make_outcome(
     plan: ExpertPlan, ledger: Ledger, exchanged: np.ndarray, x: np.ndarray, events: dict[str, int]
 ) -> Outcome:
-    """Return the Outcome of a curve.
+    """Return the Outcome of a run.
 
     ``exchanged`` (C,) is the number of exchanges up to each checkpoint, ``x`` (d,) is the last
     decision, and ``events`` are the decider's counts.
@@ -796,7 +801,7 @@ def make_outcome(
         synchronisations=exchanged,
         bits_up=plan.bits_up(exchanged),
         bits_down=plan.bits_down(exchanged),
-        total=x,
+        total=x,  # what all clients know at the end
         events=events,
     )
 

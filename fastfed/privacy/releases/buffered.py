@@ -51,14 +51,14 @@ def _round_to_bits(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]:
-    """Return decays t (q,) and weights w (q,) of the buffers, and w_0, the weight without decay.
+    """Return decays t (q,) and weights w (q,) of the q buffers, and w_0, the newest draw's weight.
 
-    They depend only on the number K of releases. There are q buffers, about (ln K + 3) / 2.5 + 2.
-    See the top of this module.
+    w_0 is the weight of the newest noise z_k outside the buffers, see the top of this module. All
+    depend only on the number K of releases. q is about (ln K + 3) / 2.5 + 2.
     """
     if releases == 0:
         return (), (), 1.0
-    # Points u of the trapezoid rule on [0, ln K + reach], with t = 1 / (1 + e^-u).
+    # Points u on [0, ln K + REACH] of the trapezoid rule for f_k; t = 1 / (1 + e^-u) at each point.
     last = math.log(releases) + REACH
     u = np.linspace(0.0, last, math.ceil(last / SPACING) + 1)
     one_minus_t = _round_to_bits(1.0 / (1.0 + np.exp(u)))
@@ -67,9 +67,9 @@ def buffers(releases: int) -> tuple[tuple[float, ...], tuple[float, ...], float]
 
 
 def packed(releases: int) -> np.ndarray:
-    """Return the parameters of the buffers in one array for kernels, (2 q + 1,).
+    """Return the parameters of the q buffers in one array for kernels, (2 q + 1,).
 
-    It holds w_0, and then t and w of each buffer.
+    The array holds w_0, followed by the decay t and the weight w of each buffer (see `buffers`).
     """
     decays, weights, direct = buffers(releases)
     return np.array([direct, *(x for pair in zip(decays, weights, strict=True) for x in pair)])
@@ -90,9 +90,9 @@ def buffered_coefficients(releases: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def buffered_column(releases: int) -> np.ndarray:
-    """Return the first column (K,) of the Toeplitz matrix C = B^-1 A.
+    """Return the first column (K,) of the Toeplitz matrix C, the column with the largest norm.
 
-    It is the column with the largest norm.
+    C = B^-1 A, where A is the matrix of prefix sums and B the factor of `buffered_coefficients`.
     """
     column = aggregation.buffered_column(packed(releases), releases)
     column.flags.writeable = False
@@ -106,17 +106,20 @@ def buffered_prefix_variances(releases: int) -> np.ndarray:
 
 
 def buffered_sensitivity_squared(releases: int, returning: int = 1) -> float:
-    """Return the squared sensitivity of all releases to a user of ``returning`` leaves.
+    """Return the squared sensitivity of all releases to a user who has data in several leaves.
 
-    The unit is the squared sensitivity of one leaf to one record. The result is the squared norm of
-    C n, where the vector n is 1 in the first ``returning`` leaves and 0 in the others, increased
-    slightly to cover rounding.
+    ``returning`` is the number of these leaves (batches). The unit is the squared sensitivity of
+    one leaf to one record. The result is the squared norm of C n, increased slightly to cover
+    rounding. C is the matrix of `buffered_column`, and the vector n is 1 in the first ``returning``
+    leaves and 0 in the others.
     """
     if releases == 0:
         return 0.0
-    row_shifts, count = buffered_column(releases), min(returning, releases)
+    # The vector C n: if n has a single 1, the first column of C.
+    product, count = buffered_column(releases), min(returning, releases)
     if count > 1:
-        # Row k of C n is c_{k-1} + ... + c_{k-count}: a difference of two partial sums.
-        row_shifts = np.cumsum(row_shifts)
-        row_shifts[count:] -= row_shifts[:-count].copy()
-    return float(row_shifts @ row_shifts) * (1.0 + 2.0**-40)
+        # With the column c_0, c_1, ... of C, entry k of C n is c_{k-1} + ... + c_{k-count}: a
+        # difference of two sums of the first entries of the column.
+        product = np.cumsum(product)
+        product[count:] -= product[:-count].copy()
+    return float(product @ product) * (1.0 + 2.0**-40)
