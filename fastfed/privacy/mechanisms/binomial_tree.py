@@ -526,8 +526,8 @@ def smallest_bits(first_guess: float, limit: float, value_at: Callable[[int], fl
     """Return the smallest integer b >= 1 with value_at(b) <= limit.
 
     A result from 2^41 on also satisfies the limit, but may exceed the smallest b by a fraction
-    2^-40. ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b), by
-    which the search extrapolates. For other functions the search only takes more steps.
+    2^-40. ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b),
+    by which the search extrapolates. For other functions the search only takes more steps.
     """
     low, high = 0, max(math.ceil(first_guess), 1)  # invariant: value_at(low) > limit
     while not (high_value := value_at(high)) <= limit:
