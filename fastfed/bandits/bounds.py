@@ -74,7 +74,8 @@ def theorem_5_1(setting: BoundSetting) -> float:
     """Return the bound of Theorem 5.1 on the group regret under silo-level LDP.
 
     The bound is non_private_regret + (M d)^(3/4) sqrt(T / epsilon) ln^(1/4)(1/delta) ln^(1/4)(T/(B
-    alpha)). The order is proven (the second term up to logarithms), the constant is not given.
+    alpha)), with the letters of `BoundSetting`. The order is proven (the second term up to
+    logarithms), the constant is not given.
     """
     return non_private_regret(setting) + privacy_cost_silo_ldp(setting) * _union(setting)
 
@@ -124,9 +125,10 @@ def theorem_5_3_largest_budget(
 def theorem_5_5(setting: BoundSetting) -> float:
     """Return the bound of Theorem 5.5 on the group regret under shuffle DP by the vector sum.
 
-    The bound is non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta)
-    ln^(1/4)(T/(B alpha)) with kappa = floor(log2(T/B)) + 1, for epsilon up to
-    theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
+    The vector sum is the protocol in which users send bits, of which only sums are visible. The
+    bound is non_private_regret + d^(3/4) sqrt(M T / epsilon) ln^(3/4)(kappa d^2/delta)
+    ln^(1/4)(T/(B alpha)) with kappa = floor(log2(T/B)) + 1 and the letters of `BoundSetting`, for
+    epsilon up to theorem_5_5_largest_epsilon. The order is proven, the constant is not given.
     """
     log = math.log(_levels(setting) * setting.dimension**2 / setting.value("delta"))
     return non_private_regret(setting) + _shuffle_cost(setting, log) * _union(setting)

@@ -175,7 +175,8 @@ def shared_batches(config: Config, problem: ProblemSpec) -> Schedule:
     Raises
     ------
     InputError
-        If a batch is longer than ``share.until`` rounds, or ``until`` is not below the horizon.
+        If ``batch_size``, ``batch_first`` or an entry of ``release_rounds`` is above
+        ``share.until``, or ``share.until`` is not below the horizon.
     """
     share = share_of(config)
     if share is None:
@@ -204,7 +205,7 @@ def share_of(config: Config) -> Share | None:
 def factor_horizon(config: Config, problem: ProblemSpec, schedule: Schedule) -> int:
     """Return the horizon for which the factor of release type "factorised" is optimised.
 
-    It is the horizon of the problem. With local rounds it is at most 1 + `MAX_LAST_WEIGHT` times
+    It is the horizon of the problem. With local rounds it is at most (1 + `MAX_LAST_WEIGHT`) times
     the round of the last release, so that the many rounds after this release do not dominate.
     """
     if share_of(config) is None:
@@ -244,6 +245,8 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
     if share is None or not share.tossed or mechanism.noise_std == 0.0:
         return mechanism
     budget, mu_without_coin = mechanism.budget, mechanism.mu()
+    # Sensitivity to the removal of a user, relative to the sensitivity to a replacement. It is at
+    # least 1/2, because a replacement is a removal and an addition.
     zeta = max(0.5, _mu_of_absence(mechanism) / mu_without_coin)
     mu = sampled_mu(budget.epsilon, budget.delta, share.fraction, zeta)
     if not mu < math.inf:
@@ -259,10 +262,11 @@ def with_coin_noise(mechanism: Noisy, share: Share | None) -> Noisy:
 
 
 def _mu_of_absence(mechanism: GaussianRelease) -> float:
-    """Return the GDP parameter mu of all releases, for data sets with and without one record.
+    """Return the GDP parameter mu of all releases if one record is removed, not replaced.
 
-    All entries of the sums have noise, including the entry of the public constant feature, which
-    counts users (`account.GaussianSums.absent_mu`).
+    Centred records have a public constant feature, so one entry of the sum of x x^T counts users. A
+    removal changes this count. So the entry has noise, as all other entries have
+    (`account.GaussianSums.absent_mu`).
     """
     if mechanism.centred is None:
         return mechanism.mu("zero-out")
@@ -376,29 +380,32 @@ def _posterior_parameters(
     """Return the parameters of the posterior in local rounds, for rule "gls".
 
     The first member of the tuple holds the candidate variances of a silo's theta around the theta
-    of the other silos. The second holds, for each release, one ridge term for each candidate.
-    ``scale`` is R, the scale of the reward noise. ``variances`` and ``noises`` are as in
-    `with_own_rounds`.
+    of the other silos. The second holds, for each release, one ridge term for each candidate (both
+    are fields of `OwnRounds`: ``spreads`` and ``ridges``). ``scale`` is R, the scale of the reward
+    noise. ``variances`` and ``noises`` are as in `with_own_rounds`.
     """
     std, silos = plan.noise_std, plan.silos
     # If each message is a whole prefix sum, a silo subtracts its last message from the release, and
     # with it the noise of this message.
     other_noises = max(0.0, noises - 1.0) if plan.protocol.analyzer == REPLACE else noises
-    tau = plan.radius.tau
-    prior_variances = tuple(delta**2 * (1.0 + 1.0 / max(1, silos - 1)) for delta in PRIOR_STDS)
+    theta_bound = plan.radius.tau  # on ||theta_i||, or on ||theta_i - theta0|| if centred
+    # The mean theta of the M - 1 other silos has a variance too, 1/(M - 1) of that of one silo.
+    prior_variances = tuple(s**2 * (1.0 + 1.0 / max(1, silos - 1)) for s in PRIOR_STDS)
 
     def ridges(node_multiple: float) -> tuple[float, ...]:
         """Return the ridge term of one release for each prior variance.
 
-        ``node_multiple`` is the variance of one source's noise, in units of a node's variance.
+        ``node_multiple`` is the variance of the noise of one silo in this release, in units of the
+        variance of one tree node.
         """
-        # Let A be the noisy sum of x x' of the other silos, and D^2 the prior variance. If the
-        # ridge exceeds R^4 / (4 D^2), R^2 A + D^2 A^2 + ridge I is positive definite for every
-        # symmetric A. Without noise A is positive semidefinite, and any small ridge suffices.
-        variance = other_noises * node_multiple * (std.bias**2 + (tau * std.off_diagonal) ** 2)
+        # Let A be the noisy sum of x x' of the other silos, D^2 the prior variance, and R = scale.
+        # If the ridge exceeds R^4 / (4 D^2), R^2 A + D^2 A^2 + ridge I is positive definite for
+        # every symmetric A. Without noise A is positive semidefinite, and any small ridge suffices.
+        variance_per_node = std.bias**2 + (theta_bound * std.off_diagonal) ** 2
+        variance = other_noises * node_multiple * variance_per_node
         return tuple(
-            max(variance, 1.01 * scale**4 / (4.0 * s)) if variance else 1e-9
-            for s in prior_variances
+            max(variance, 1.01 * scale**4 / (4.0 * prior_variance)) if variance else 1e-9
+            for prior_variance in prior_variances
         )
 
     return prior_variances, tuple(ridges(float(multiple)) for multiple in variances)
@@ -471,7 +478,7 @@ class OwnBelief:
     w, theta : ndarray, shapes (d, d) and (d,)
         Inverse Cholesky factor of V, in units of R^2, and the posterior mean.
     weights : ndarray
-        Posterior weights of the deviations on the grid.
+        Posterior weights of the candidates for the standard deviation.
     """
 
     def __init__(self, own: OwnRounds, plan: Plan) -> None:
@@ -501,16 +508,26 @@ class OwnBelief:
         """Return index and features of the action with the largest <x, theta> + bonus ||x||_{V^-1}.
 
         theta and V are the mean and the precision of the posterior. With a sieve, the silo's LinUCB
-        model first decides which actions pass. This rule does not use ``public``, ``beta`` and
-        ``gamma``.
+        model first decides which actions pass. The arguments ``public``, ``beta`` and ``gamma`` are
+        not used.
         """
         bonus, local = self.own.bonus, self._local
         if local is None:
             return linalg.select(actions, self.w, self.theta, bonus, 0.0)
-        beta = local.radius
-        slack = linalg.slack(self.own.sieve_width, beta, 0.0, 1.0, 0.0)
+        local_radius = local.radius
+        # Raw sums need no second bonus (gamma = 0) and no inflation (1); the norm of V^-1 is then
+        # not needed (0). So the slack is the width divided by the radius.
+        slack = linalg.slack(self.own.sieve_width, local_radius, 0.0, 1.0, 0.0)
         return linalg.select_passing(
-            actions, self.w, self.theta, bonus, local.w, local.theta, beta, self._limit, slack
+            actions,
+            self.w,
+            self.theta,
+            bonus,
+            local.w,
+            local.theta,
+            local_radius,
+            self._limit,
+            slack,
         )
 
     def after(self, x: np.ndarray, y: float, round: int, own: bool) -> OwnBelief:
@@ -531,7 +548,7 @@ class OwnBelief:
         if not (own or self.own.mixed):
             return memory
         if round & (round - 1) == 0:
-            # Recompute the weights of the deviations in rounds 1, 2, 4, 8, ...
+            # In rounds 1, 2, 4, 8, ... also recompute ``weights``, of the candidate deviations.
             memory._update_posterior()
         else:
             memory.w, memory.theta = self.w.copy(), self.theta.copy()
@@ -605,8 +622,8 @@ class OwnBound:
     def radius(self) -> float:
         """The confidence radius m (R sqrt(b + ln det V) + S) of this model.
 
-        ``own.bound`` holds (m, R, b, S): the radius multiplier, the scale of the reward noise, the
-        logarithm of the union bound, and the bound on ||theta*||.
+        ``own.bound`` holds (m, R, b, S): the radius multiplier, the scale of the reward noise,
+        2 ln(2 M / alpha) for M silos and failure probability alpha, and the bound on ||theta*||.
         """
         multiplier, scale, base, offset = self._bound
         log_det, d = linalg.log_det(self.w), len(self.theta)

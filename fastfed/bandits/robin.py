@@ -150,6 +150,7 @@ def build(config: RobinConfig, problem: ProblemSpec) -> System:
     )
     phases = phases_of(problem.horizon)
     initial_count = initial_phase_count(config, problem)
+    # If sharing estimates does not pay, all phases are initial ones: clients run local LinUCB.
     shares = not config.memory or sharing_pays(problem, config.epsilon or 0.0)
     protocol = PRIVATE_MEAN if config.private else PLAIN_MEAN
     plan = PhasePlan(local_plan, min(initial_count, phases) if shares else phases, protocol)
@@ -177,7 +178,7 @@ def private_means(
     """Return the calibrated private means of the clients' estimates, one for each release.
 
     All means share one budget. Each assumes that the clients' estimates are in a ball around
-    theta*. The longer the phase, the smaller this ball.
+    theta*. Phases double in length, and the radius of the ball is proportional to 2^(-phase/2).
     """
     assert config.epsilon is not None and config.delta is not None and config.diversity is not None
     beta = config.failure_probability
@@ -199,7 +200,7 @@ def private_means(
                 silos=problem.silos,
                 dimension=problem.dimension,
                 radius=radius,
-                bound=SEARCH_FACTOR,
+                bound=SEARCH_FACTOR,  # B of Algorithm 4
                 releases=len(plan.releasing),
                 concentration_failure=beta / (16.0 * plan.phases),
                 calibration=config.calibration,

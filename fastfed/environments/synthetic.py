@@ -117,7 +117,7 @@ class Sphere:
             self.dimension if self.basis_actions else 0,
             self.contexts == "shared",
             self.reward.c,
-            math.sqrt(0.5 / self.intercept),
+            math.sqrt(0.5 / self.intercept),  # the constant feature
         )
 
     def describe(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class FixedSet:
             reward=sphere_spec.reward,
             reward_range=sphere_spec.reward_range,
             features_bounded=sphere_spec.features_bounded,
-            # The set is drawn once per replicate, so sharing contexts saves curves no time.
+            # The actions are drawn once per replicate, so curves save no time by sharing them.
             contexts_made=False,
         )
 
@@ -282,12 +282,12 @@ class FixedSet:
     def memory(self, silos: int, horizon: int, curves: int) -> int:
         """Return an upper bound on the bytes of a replicate.
 
-        Every silo has a copy of the actions (float32) and of their means (float64). A curve whose V
-        changes in every round also stores the means and bonuses of all actions in every silo
-        (src/ff_fixed.h). This is counted for all curves.
+        Every silo has a copy of the actions (float32) and of their means (float64). A curve whose
+        design matrix V changes in every round also stores a model of all actions in every silo
+        (src/ff_fixed.h). This model is counted for all curves.
         """
-        model = 8 * driver.fixed_size(self.actions, self.dimension)
-        return silos * (self.actions * (4 * self.dimension + 8) + 24 + curves * model)
+        model_size = 8 * driver.fixed_size(self.actions, self.dimension)
+        return silos * (self.actions * (4 * self.dimension + 8) + 24 + curves * model_size)
 
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
@@ -295,6 +295,7 @@ class FixedSet:
         rows, means = self._sphere().open(seed, replicate, silos).round(0, 0)
         if self.basis_actions:
             last = self.dimension - 1
+            # Here this action is (0, 1)/sqrt 2, but (0, 1) in `Sphere`.
             rows[last, last] = np.float32(math.sqrt(0.5))
             means[last] = float(rows[last, last]) * self.theta(seed, replicate)[last]
         flat = np.ascontiguousarray(rows.T, dtype=np.float32).ravel()
@@ -428,7 +429,7 @@ class Rotated:
             0,  # no basis actions
             False,  # contexts differ between replicates
             self.reward.c,
-            math.sqrt(0.5 / self.intercept),
+            math.sqrt(0.5 / self.intercept),  # the constant feature
         )
 
     def describe(self) -> dict[str, Any]:

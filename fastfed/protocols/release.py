@@ -53,9 +53,10 @@ class PrefixNoise(Protocol):
         ...
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of `terms` and on the sum of their absolute values.
+        """Return upper bounds on the number of `terms` of prefix k and on their absolute sum.
 
-        `ExactAdder.prefix` needs both for its bound on rounding errors.
+        The absolute sum is the sum of the absolute coefficients. `ExactAdder.prefix` needs both
+        bounds for its bound on rounding errors.
         """
         ...
 
@@ -121,8 +122,9 @@ class HonakerNoise:
         return coefficients
 
     def size(self, k: int) -> tuple[int, float]:
-        """Return upper bounds on the number of `terms` and on the sum of their absolute values."""
-        # The coefficients of a block of level h add up to (h + 1) v_h, see `terms`.
+        """Return upper bounds on the number of `terms` of prefix k and on their absolute sum."""
+        # The coefficients in a block of level h (here `top`) add up to (h + 1) v_h, with
+        # v_h = 2^h / (2^(h+1) - 1).
         total = 0.0
         for top in range(k.bit_length()):
             if k >> top & 1:
@@ -130,8 +132,9 @@ class HonakerNoise:
         return 2 * k, total * (1.0 + 2.0**-40)
 
     def variance(self, k: int) -> float:
-        """Return the noise variance of prefix k divided by that of one node, correctly rounded."""
-        # The squared coefficients of a block of level h add up to v_h, see `terms`.
+        """Return the noise variance of prefix k divided by that of one draw, correctly rounded."""
+        # The squared coefficients in a block of level h (here `top`) add up to
+        # v_h = 2^h / (2^(h+1) - 1).
         tops = (top for top in range(k.bit_length()) if k >> top & 1)
         return float(sum(Fraction(1 << top, (2 << top) - 1) for top in tops))
 
@@ -142,7 +145,7 @@ class ToeplitzNoise:
     def __init__(self, coefficients: np.ndarray, size: int) -> None:
         """Start without draws; a draw has ``size`` entries.
 
-        ``coefficients`` (K,) are the first column of C.
+        ``coefficients`` (K,) are the first column of the Toeplitz matrix C, for K releases.
         """
         self._coefficients, self._sums = coefficients, np.cumsum(coefficients)
         self._history = np.zeros((max(1, len(coefficients)), size))
@@ -307,7 +310,7 @@ class Adder(Protocol):
         ...
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix sum k, which is ``values`` (s,), plus its noise."""
+        """Return ``values`` (s,), the sum of batches 1..k, plus the noise of prefix k."""
         ...
 
 
@@ -379,7 +382,7 @@ class FloatAdder:
         return self._noisy(values, self._draw(number), self.std.times(scale))
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix sum k, which is ``values`` (s,), plus its noise."""
+        """Return ``values`` (s,), the sum of batches 1..k, plus the noise of prefix k."""
         assert self._prefixes is not None
         self._begin(k)
         return self._noisy(values, self._prefixes.at(k, self._draw), self.std)
@@ -415,7 +418,7 @@ class ExactAdder:
             self._draw_cache[number] = self.noise.ideal(self.drawer, number, self.plan.dimension)
         return self._draw_cache[number]
 
-    def _values(self, number: int) -> np.ndarray:
+    def _float_draws(self, number: int) -> np.ndarray:
         """Return the draws (s,) of a numbered node in float64.
 
         Also update the largest absolute draw so far, which the error bound in `prefix` needs.
@@ -431,9 +434,9 @@ class ExactAdder:
         return exact.quantise(statistic, self.unit)
 
     def check(self, values: np.ndarray, label: str) -> None:
-        """Raise InputError unless ``values`` (s,) are in fixed point, as sums of `point` are.
+        """Raise InputError unless ``values`` (s,) are multiples of the fixed-point unit.
 
-        ``label`` names the values in the error message.
+        Sums of results of `point` are such multiples. ``label`` names the values in the message.
         """
         exact.check_fixed(values, self.unit, label)
 
@@ -442,6 +445,7 @@ class ExactAdder:
 
         The noise is sampled exactly, and the noisy sum is rounded.
         """
+        # A new node means that the previous release was sent. So its draws are not needed again.
         if number not in self._draw_cache:
             self._draw_cache = {}
         released = exact.add_normals(values, self._std * scale, self._draw(number))
@@ -453,13 +457,13 @@ class ExactAdder:
         return released
 
     def prefix(self, values: np.ndarray, k: int) -> np.ndarray:
-        """Return prefix sum k, which is ``values`` (s,), plus its noise.
+        """Return ``values`` (s,), the sum of batches 1..k, plus the noise of prefix k.
 
         The noise is sampled exactly, and the noisy sum is rounded.
         """
         prefixes = self._prefixes
         assert prefixes is not None
-        noise = prefixes.at(k, self._values)
+        noise = prefixes.at(k, self._float_draws)
         count, coefficient_sum = prefixes.size(k)
         # Bound on the error of the float64 noise: the error of the draws, plus the error from
         # rounding `count` products and sums, whose coefficients were rounded at most `count` times.

@@ -121,7 +121,7 @@ class OwnRounds:
     scale2 : float
         R^2, the variance of reward noise in a silo's posterior.
     prior : float
-        Lower bound on the precision of the other silos' sums.
+        Lower bound on the precision of the prior that the other silos' sums give.
     spreads : tuple of float
         Delta^2 (1 + 1/(M - 1)) for each Delta on a grid, with M silos. Delta is the prior standard
         deviation of a silo's theta around the theta of the other silos.
@@ -181,16 +181,19 @@ class OwnRounds:
         return int(self.fraction * 2.0**64)
 
     def shares(self, round: int, bits: int = 0) -> bool:
-        """Return True if ``round``, at most ``until``, is shared.
+        """Return True if ``round`` is shared, for a round up to ``until``.
 
-        A secret coin needs ``bits``, a uniform 64-bit integer.
+        With a secret coin it is shared if ``bits``, a uniform 64-bit integer, is below `threshold`.
+        Otherwise ``bits`` is not used.
         """
         return bits < self.threshold if self.secret else bool(self.rule[round - 1])
 
     def model(self, release: int) -> tuple[float, float, tuple[float, ...], tuple[float, ...]]:
         """Return the posterior's parameters after ``release`` releases, as the kernels take them.
 
-        The result is ``scale2``, ``prior``, ``spreads`` and entry ``release`` of ``ridges``.
+        The result is ``scale2`` (variance of reward noise), ``prior`` (least precision of the
+        prior), ``spreads`` (candidate prior variances) and entry ``release`` of ``ridges`` (noise
+        variances).
         """
         return self.scale2, self.prior, self.spreads, self.ridges[release]
 
@@ -254,7 +257,8 @@ class Clock:
     ) -> None:
         """Store the arguments; ``fixed_point`` is the result of `protocols.release.fixed_point`."""
         self.trigger, self.dimension, self.silo, self.noise = trigger, dimension, silo, noise
-        #: n times the growth of ln det after the last observed round; compared with the threshold.
+        #: n times the growth of ln det after the last observed round, with n and the matrices of
+        #: `Trigger`, which compares this product with the threshold.
         self.value = 0.0
         self._size = statistic_size(dimension)
         self._nodes = np.zeros((trigger.levels(horizon), self._size))
@@ -267,7 +271,8 @@ class Clock:
             std = np.where(rows == columns, diagonal, off_diagonal)
             self._std = std * noise_factor
             self._drawn_nodes: list[Normals | None] = [None] * trigger.levels(horizon)
-        # The factor of S + Q + extra I, if rounds update it by rank-one updates; else None.
+        # The factor of the matrix S + Q + extra I of `Trigger`, if rounds update it by rank-one
+        # updates; else None.
         self._factor = np.zeros((dimension, dimension)) if trigger.updates(dimension) else None
 
     def restart(self, w: np.ndarray, total: np.ndarray, ridge: float) -> None:
@@ -296,14 +301,16 @@ class Clock:
             aggregation.add(self._batch, self._point(x))
             self._growth, _ = self._log_det_growth(self._noisy_sum(noise_draw))
         self.value = self._growth * self._rounds
+        # The papers differ in whether equality fires, see `Trigger`.
         required_growth = self.trigger.threshold / self._rounds
         return self._growth > required_growth if private else self._growth >= required_growth
 
     def _log_det_growth(self, v: np.ndarray) -> tuple[float, np.ndarray | None]:
         """Return the growth of ln det since the synchronisation, and the factor of the new matrix.
 
-        The new matrix is the covariance part of v (s,) plus ridge I; this changes v in place. If
-        the matrix is not positive definite, return (-inf, None).
+        The new matrix is the covariance part of v (s,) plus a multiple of I, the ridge plus the
+        trigger's ``extra``. It is computed in place, so v changes. If the matrix is not positive
+        definite, return (-inf, None).
         """
         d = self.dimension
         v[d:][np.cumsum(np.arange(1, d + 1)) - 1] += self._ridge  # the diagonal entries
@@ -327,7 +334,9 @@ class Clock:
     def _noisy_sum(self, noise_draw: np.ndarray | Normals | None) -> np.ndarray:
         """Return the synchronised sum plus the sum of the silo's batch, (s,), plus noise if any.
 
-        ``noise_draw`` holds the standard normals of this round's tree node; None adds no noise.
+        ``noise_draw`` holds the standard normals of this round's tree node; None adds no noise. The
+        first d entries, those of x y, are only those of the synchronised sum: the batch has zeros
+        there, and gets no noise there.
         """
         v = self._total.copy()
         if noise_draw is None:

@@ -237,6 +237,8 @@ def difference_text(
 ) -> str:
     """Return the text of a difference: names, mean, standard error and limit.
 
+    ``difference.of`` is one of three quantities: the final regret, the spread of a group of curves
+    (ln of the largest by the smallest final regret), or the exponent with which regret grows.
     ``within`` and ``exponent`` are the limits of claims of kind "near" and "power".
     """
     is_finite = math.isfinite(difference.mean)

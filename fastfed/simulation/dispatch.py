@@ -333,11 +333,13 @@ def memory_of_batch(
     for plan in plans:
         terms += driver_of(plan).memory(plan, checkpoints, steps=steps, record=record)
     if isinstance(facts, EnvironmentSpec):
-        most_bit_levels = max(getattr(plan, "bit_levels", 0) for plan in plans)
+        # The largest numbers over the plans: of tree levels whose sums are sent as bits, and of
+        # candidate standard deviations in the posterior of local rounds.
+        bit_levels = max(getattr(plan, "bit_levels", 0) for plan in plans)
         local_plans = [getattr(plan, "own", None) for plan in plans]
-        grid = max((len(local.spreads) for local in local_plans if local is not None), default=0)
+        candidates = max((len(own.spreads) for own in local_plans if own is not None), default=0)
         threads_in_batch = 1 if steps else min(threads, first_plan.silos)
-        terms.append(scratch_term(facts, most_bit_levels, len(plans), threads_in_batch, grid))
+        terms.append(scratch_term(facts, bit_levels, len(plans), threads_in_batch, candidates))
     environment_memory = getattr(environment, "memory", None)
     if environment_memory is not None:
         size = int(environment_memory(first_plan.silos, first_plan.horizon, len(plans)))
@@ -400,6 +402,8 @@ def estimate(
         Number of batches of runs that are run at the same time. Default: one for each thread.
     together : int
         Largest number of curves in a batch of runs.
+    driver : {"compiled", "step"}
+        As in `simulate`. The step driver runs one batch at a time.
     done : int
         Number of finished curve replicates; if all are finished, no memory for runs is counted.
     kept : bool
@@ -459,7 +463,8 @@ def estimate(
 def _problem_terms(problem: Problem, horizon: int, processes: int) -> list[Term]:
     """Return the memory terms of the data that all replicates of a problem share.
 
-    Each of the ``processes`` worker processes has a copy of the data.
+    Each of the ``processes`` processes has a copy of the data. Data that a single process holds
+    already, before the run (`own_memory`), are counted only if there are several processes.
     """
     environment, silos = problem.environment, problem.silos
     kind = environment.kind
@@ -511,8 +516,8 @@ def largest_layout(
 ) -> Layout:
     """Return the largest layout of an experiment that fits into memory.
 
-    ``done`` and ``kept`` are as in `estimate`. Raises InputError if not even one curve at a time
-    fits; the message states the memory needed.
+    ``driver``, ``done`` and ``kept`` are as in `estimate`. Raises InputError if not even one curve
+    at a time fits; the message states the memory needed.
     """
     requested_limit = resources.memory_limit
     limit = available() if requested_limit is None else parse_size("memory_limit", requested_limit)
@@ -542,8 +547,8 @@ def _smaller(layout: Layout) -> list[tuple[int, int]]:
     """Return layouts smaller than ``layout``, the largest first.
 
     Each is a pair (batches at once, largest number of curves in a batch). First the number of
-    batches at once is halved, down to 1; then the size of a batch, because a small batch takes more
-    time for each curve.
+    batches at once is halved repeatedly, down to 1, then the number of curves in a batch. The
+    curves come last because each curve takes more time in a smaller batch.
     """
     layouts = []
     at_once, together = layout.at_once, layout.together

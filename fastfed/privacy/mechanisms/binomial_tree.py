@@ -190,8 +190,9 @@ class BinomialTree(msgspec.Struct, frozen=True):
 
     @property
     def published_std(self) -> float:
-        """Return s in the regularizer of the published code, which is not the noise std.
+        """Return the number s that the published code uses as noise std in its regularizer.
 
+        It differs from the std of the noise (`noise_std`). With kappa = ``depth`` levels,
         s = sqrt(kappa ln(1/delta)) ln(kappa d^2/delta) / epsilon.
         """
         if self.depth == 0:
@@ -209,7 +210,7 @@ class BinomialTree(msgspec.Struct, frozen=True):
         """Return the GDP parameter mu of Gaussian noise with the variance of the binomial noise.
 
         This is only an approximation. `exact` returns the proven epsilon. mu^2 is the sum over
-        levels j of R_j g_j^2 D^2 / (3/16 N_j). D is the joint sensitivity, g_j the number of
+        levels j of R_j g_j^2 D^2 / (3 N_j / 16). D is the joint sensitivity, g_j the number of
         encoding levels per unit, and N_j the number of counted noise bits, each of variance 3/16.
         R_j is the largest sum over the nodes of the level of the squared number of one user's
         records in the node (`participation.level_squares`). It is 1 for a user of one batch.
@@ -295,25 +296,28 @@ def counted_users(fraction: float, users: int) -> int:
 def _level_nodes(effect: tuple[int, int, int], trials: int, norm: float, coordinates: int) -> Node:
     """Return the account's `Node` for all nodes of one level that one user may change.
 
-    ``effect`` is (squares, nodes, most) of `level_squares`, ``trials`` the number of counted noise
-    bits, and ``norm`` is S, the largest change of the encoded vector by one record.
+    ``effect`` is the result of `level_squares` for the level: a bound on the sum of c^2 over its
+    nodes, where c is the number of the user's records in a node; a bound on the number of nodes
+    with c > 0; and c_max, a bound on c. ``trials`` is the number of counted noise bits of a
+    coordinate, and ``norm`` is S, the largest change of the encoded vector by one record.
 
-    Let c <= most of the user's records be in one node, with s = ``coordinates`` coordinates. Each
-    record is rounded separately, but the account is about one rounded vector. So assume that the
-    observer knows the uniform U that rounds each of the other c - 1 records. If a record changes a
-    coordinate from w to w + t, its rounded value changes from floor(w + U) to floor(w + t + U), and
-    this change differs from t by less than 1. In total, the one remaining vector changes by at most
-    c S + (c - 1) sqrt(s) <= c (S + (1 - 1/most) sqrt(s)).
+    Consider a node with c records of the user and s = ``coordinates`` coordinates. Each record is
+    rounded separately, but the account is about one rounded vector. So assume that the observer
+    knows the uniform U that rounds each of the other c - 1 records. Let a coordinate of such a
+    record change from w to w + t. Then its rounded value changes from floor(w + U) to
+    floor(w + t + U), and this change differs from t by less than 1. In total, the one remaining
+    vector changes by at most c S + (c - 1) sqrt(s) <= c (S + (1 - 1/c_max) sqrt(s)).
     """
-    squares, count, most_records = effect
-    norm += (1.0 - 1.0 / most_records) * math.sqrt(coordinates)
-    return Node(trials, norm, squares, count, most_records * norm)
+    squares, count, c_max = effect
+    norm += (1.0 - 1.0 / c_max) * math.sqrt(coordinates)
+    return Node(trials, norm, squares, count, c_max * norm)
 
 
 def _per_node(budget: Budget, kappa: int) -> tuple[float, float]:
-    """Return the budget (epsilon_0, delta_0) of one node and stream, by advanced composition.
+    """Return the budget (epsilon_0, delta_0) of one stream in one node, by advanced composition.
 
-    Each of the two streams gets half of the budget.
+    Each of the two streams (sums of x y and of x x^T) gets half of the budget. A stream composes
+    ``kappa`` nodes, one for each level of the tree.
     """
     epsilon, delta = budget.epsilon / 2.0, budget.delta / 2.0
     return epsilon / (2.0 * math.sqrt(2.0 * kappa * math.log(2.0 / delta))), delta / (2.0 * kappa)
@@ -359,12 +363,13 @@ def calibrate_vector_sum(
         - "published-code": b_j = ceil(vector_scale g_j^2 ln(d^2/delta)^2 / (epsilon^2 n_j)),
           without composition over nodes. It often does not meet the budget; see ``conditions()``.
         - "exact": the smallest b_j for which the budget is proven, if all nodes have equal shares
-          mu^2 / kappa. g_j is raised if needed, so that the noise std is at least 150 levels and
-          the skewness of coarse encodings is negligible. A larger g does not change the noise in
-          units of the sum, only the message length 2 g + b, where b grows like g^2. With
-          returning > 1, one record in a node has the share mu^2 / sum_j R_j, where R_j are the
-          squares of `participation.level_squares`, and g_j is raised until rounding the user's
-          other records costs at most 2 % of noise.
+          mu^2 / kappa of mu^2, where mu is the GDP parameter that the budget allows. g_j is
+          raised if needed, so that the noise std is at least 150 levels and the skewness of coarse
+          encodings is negligible. A larger g does not change the noise in units of the sum, only
+          the message length 2 g + b, where b grows like g^2. With returning > 1, one record in a
+          node has the share mu^2 / sum_j R_j, where R_j are the squares of
+          `participation.level_squares`, and g_j is raised until rounding the user's other records
+          costs at most 2 % of noise.
     vector_scale : float
         For "published-code" only.
     honest_fraction : float
@@ -444,11 +449,14 @@ def _least_noise(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return encoding levels g_j and the least noise bits b_j of every level j of the tree.
 
-    All nodes together are proven to meet the budget. ``users`` and ``default_levels`` are the users
-    and published encoding levels of a node of each level, and ``effects`` the results of
-    `level_squares`. A share of delta covers the tails of the noise, and the rest the Gaussian part
-    of the account. The share is chosen so that the noise is smallest at the tree level with the
-    widest windows.
+    All nodes together are proven to meet the budget. For each level, ``users`` holds the users of a
+    node, ``default_levels`` the published number of encoding levels, and ``effects`` the result of
+    `level_squares`.
+
+    The account is Gaussian as long as the noise of every coordinate is in a window. A share of
+    delta covers the tails outside of the windows, and the rest the Gaussian part. The same share is
+    used for all levels. It is chosen so that the noise is smallest at the level at which one user
+    can have most records in a node, where windows are widest.
     """
     coordinates = coordinates_of(dimension)
     record_sensitivity = joint_sensitivity(budget.relation, "iid", dimension)
@@ -469,9 +477,10 @@ def _least_noise(
     ]
 
     def mu_and_tail(share_of_delta: float) -> tuple[float, float]:
-        """Return the mu that one record may have in a node, and the tail of one coordinate.
+        """Return the mu that one record may have in a node, and the tail probability.
 
-        ``share_of_delta`` is the share of delta that covers the tails of all coordinates.
+        The tail probability is that of the noise of one coordinate beyond each end of its window,
+        as in `node_mu`. ``share_of_delta`` is the share of delta for the tails of all coordinates.
         """
         remaining_delta = (
             budget.delta * (1.0 - share_of_delta) / (1.0 - budget.delta * share_of_delta)
@@ -514,10 +523,11 @@ def _least_noise(
 
 
 def smallest_bits(first_guess: float, limit: float, value_at: Callable[[int], float]) -> int:
-    """Return the smallest integer b >= 1 with value_at(b) <= limit, with relative error 2^-40.
+    """Return the smallest integer b >= 1 with value_at(b) <= limit.
 
-    ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b), by which
-    the search extrapolates. For other functions the search only takes more steps.
+    A result from 2^41 on also satisfies the limit, but may exceed the smallest b by a fraction
+    2^-40. ``value_at`` must decrease in b. It is assumed to be roughly proportional to 1/sqrt(b),
+    by which the search extrapolates. For other functions the search only takes more steps.
     """
     low, high = 0, max(math.ceil(first_guess), 1)  # invariant: value_at(low) > limit
     while not (high_value := value_at(high)) <= limit:

@@ -118,10 +118,11 @@ def _log_delta0_factor(epsilon0: float, log_users: float, log_inner: float) -> f
 
 
 def _split_delta(delta: float, logit: float) -> tuple[float, float]:
-    """Return (ln inner, ln rest), where inner + rest = delta up to a margin.
+    """Return (ln inner, ln rest): a split of delta between the two terms of Lemma B.4.
 
-    ``logit`` is ln(inner / rest). inner is the inner delta of Lemma B.4, and rest is the part of
-    delta for delta0, see `shuffled`.
+    ``inner`` is the lemma's free parameter ``inner_delta``. ``rest`` is for the other term, a
+    factor times the local delta0 of one message (see `shuffled`). inner + rest is slightly below
+    delta, to be safe from rounding, and ``logit`` is ln(inner / rest) up to this margin.
     """
     log_total = math.log(delta * _BELOW_ONE)
     return log_total - math.log1p(math.exp(-logit)), log_total - math.log1p(
@@ -178,8 +179,9 @@ def shuffled_epsilon(mu: float, delta: float, users: int) -> float:
         if log_rest - log_users < _SMALLEST:
             return 3, 0.0
 
-        # The excess decreases in epsilon0 where the needed delta is below 1: there delta0 <
-        # 1/(2n), and up to `high` delta0 decreases faster than e^epsilon grows.
+        # The needed delta is at least 2 n delta0. So wherever it is below 1, delta0 < 1/(2n). For
+        # such delta0 and for epsilon0 up to `high`, delta0 decreases faster than e^epsilon grows.
+        # So the excess decreases in epsilon0 wherever the needed delta is below 1.
         def excess(epsilon0: float) -> float:
             """Return ln(delta that the lemma needs / delta that is available)."""
             log_delta0 = math.log(max(gaussian_delta(epsilon0, mu), 5e-324))
@@ -258,21 +260,22 @@ def _delta_splits(delta: float, count: int) -> list[tuple[float, float]]:
 def _composed(epsilon: float, delta: float, slack: float, count: int) -> float:
     """Return the epsilon of ``count`` batches that are each (epsilon, delta)-private.
 
-    A ``slack`` > 0 is the delta of advanced composition. With slack 0 composition is basic.
+    A ``slack`` > 0 is the additional delta of advanced composition, which is then used. With slack
+    0 composition is basic. The result is infinite for slack > 0 and epsilon >= ln 2, where basic
+    composition is better.
     """
     if slack == 0.0:
         return count * epsilon
-    # For epsilon >= ln 2 basic composition is better, so the result does not matter.
     if epsilon >= math.log(2.0):
         return math.inf
     return advanced(Guarantee(epsilon, delta), count, slack).epsilon
 
 
 def _shuffled_batches_epsilon(mu: float, delta: float, users: int, count: int) -> float:
-    """Return the least epsilon that is proven for a user of ``count`` shuffled batches.
+    """Return the least epsilon that is proven for a user's messages in ``count`` shuffled batches.
 
-    Lemma B.4 gives the epsilon of one batch of ``users`` messages. Composition gives that of all
-    batches.
+    ``mu`` is the GDP parameter of one message. Lemma B.4 gives the epsilon of one batch of
+    ``users`` messages, and composition the epsilon of all batches.
     """
     per_batch = (
         (shuffled_epsilon(mu, d, users), d, slack) for d, slack in _delta_splits(delta, count)
@@ -295,7 +298,8 @@ def _shuffled_batches_mu(epsilon: float, delta: float, users: int, count: int) -
 def _epsilon_per_batch(epsilon: float, delta: float, slack: float, count: int) -> float:
     """Return the largest epsilon of one batch with which ``count`` batches have ``epsilon``.
 
-    ``delta`` and ``slack`` are one entry of the result of `_delta_splits`.
+    ``delta`` (of one batch) and ``slack`` are one entry of the result of `_delta_splits`. With
+    advanced composition (slack > 0), only values below ln 2 are considered, as in `_composed`.
     """
     epsilon_per_batch = epsilon / count
     if slack > 0.0:
@@ -385,15 +389,16 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def mu(self, relation: str | None = None) -> float:
-        """Return the GDP parameter of all M0 messages of a user, sqrt(M0) times one message's mu.
+        """Return the GDP parameter of all messages of a user, without a shuffler.
 
-        ``relation`` is the neighbouring relation, by default the budget's.
+        It is sqrt(M0) times one message's mu, with M0 = ``returning`` messages. ``relation`` is the
+        neighbouring relation, by default the budget's.
         """
         relation = named_relation(relation, self.budget)
         return math.sqrt(self.returning) * self._message_mu(relation)
 
     def ldp(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Return the exact epsilon of all M0 messages of a user, without a shuffler.
+        """Return the exact epsilon of all ``returning`` messages of a user, without a shuffler.
 
         The defaults of ``delta`` and ``relation`` are those of the budget.
         """
@@ -402,9 +407,10 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     def amplified(self, delta: float | None = None, relation: str | None = None) -> float:
         """Return the least epsilon at delta that Lemma B.4 proves for shuffled batches.
 
-        It is math.inf if the lemma proves none. For M0 > 1, batches are composed by basic or
-        advanced composition, whichever gives the smaller epsilon. The result is the same for both
-        relations. The lemma is about replacement, and "zero-out" is a replacement by 0.
+        It is math.inf if the lemma proves none. For ``returning`` > 1, the batches of a user are
+        composed by basic or advanced composition, whichever gives the smaller epsilon. The result
+        is the same for both relations: the lemma is about replacement, and "zero-out" is a
+        replacement by 0.
         """
         named_relation(relation, self.budget)
         delta = named_delta(delta, self.budget)
@@ -434,8 +440,9 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     def sides(self) -> list[Side]:
         """Return the guarantees in other trust models, at the budget's delta.
 
-        For shuffled batches this is the guarantee without a shuffler. Otherwise it is the guarantee
-        that a shuffler would give. The list is empty if Lemma B.4 does not prove a smaller epsilon.
+        With shuffled batches, the list holds the local guarantee, which needs no shuffler. Without
+        a shuffler, it holds the guarantee that a shuffler would give, or is empty if Lemma B.4
+        proves no epsilon below the local one (`ldp`), as for batches of one user.
         """
         local, trust = self.ldp(), tuple(participation_conditions(self.returning))
         if self.shuffled:
@@ -453,8 +460,8 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
     def _remark(self, proven_epsilon: float) -> str:
         """Return a remark for the certificate on the proof of ``proven_epsilon``.
 
-        It says which account proves this epsilon, and whether the conditions of the theorems hold
-        that the rule ``calibration`` uses.
+        For shuffled batches the remark names the account that proves this epsilon. If the rule
+        ``calibration`` comes from a theorem, it also states whether the theorem's conditions hold.
         """
         remarks = []
         if self.shuffled:
@@ -465,8 +472,9 @@ class LocalGaussian(LayoutNoise, msgspec.Struct, frozen=True, kw_only=True):
             remarks.append("no theorem states these constants")
             if self.shuffled:
                 delta = self.budget.delta
-                local = gaussian_epsilon(self._message_mu("replace"), delta / self.batch_size)
-                lemma = self._lemma_condition(local, delta)
+                message_mu = self._message_mu("replace")
+                message_epsilon = gaussian_epsilon(message_mu, delta / self.batch_size)
+                lemma = self._lemma_condition(message_epsilon, delta)
                 remarks.append(f"Lemma B.4's condition at the local epsilon, {lemma}")
         elif self.calibration == "theorem":
             epsilon, delta = budget_per_batch(self.budget, self.returning)
@@ -549,9 +557,10 @@ def calibrate_local_gaussian(
         The rule for the noise:
 
         - "exact": the least noise that is proven. Without a shuffler it is
-          sqrt(M0) D / mu_of(epsilon, delta), where D is the joint sensitivity of one data point.
-          With a shuffler it is the smaller one of this noise and of the least noise for which Lemma
-          B.4 proves the budget (composed over M0 batches).
+          sqrt(M0) D / mu_of(epsilon, delta), where D is the joint sensitivity of one data point and
+          `fastfed.privacy.mu_of` gives the GDP parameter of the budget. With a shuffler it is the
+          smaller one of this noise and of the least noise for which Lemma B.4 proves the budget
+          (composed over M0 batches).
         - "theorem": s = 4 sqrt(2 ln(2.5/delta)) / epsilon (chowdhury-zhou-2022, Proposition F.1);
           shuffled: s = 4 sqrt(2 ln(2.5 B/delta) ln(2/delta)) / (epsilon sqrt(B)) (Theorem B.1,
           which claims O(epsilon, delta) only). For M0 > 1, the same at the budget of
@@ -565,7 +574,8 @@ def calibrate_local_gaussian(
     layout : {"iid", "goe1", "goe2"}, optional
         Any for "exact" (default "goe2"); "iid" for "theorem", "goe1" for "published-code".
     covariance_ratio : float
-        Any > 0 for "exact", else 1.
+        Any > 0 for "exact". For the other rules the argument must be 1, although the mechanism of
+        "published-code" has 1/sqrt(2).
     batches : int, optional
         Total number of batches, if known. It limits ``returning``.
 
@@ -625,8 +635,10 @@ def _exact_std(
 ) -> float:
     """Return the least noise std of a message with which the budget is proven.
 
-    ``users`` is the size of a batch, and ``count`` the number of batches of one user.
+    ``users`` is the size of a batch, and ``count`` the number of batches of one user. The std is
+    that of an entry of x y; the noise of x x^T has ``ratio`` times this std in the given layout.
     """
+    # A single release of a tree is one Gaussian vector, as a message is.
     local_std = math.sqrt(count) * exact_std(budget, "tree", 1, layout, ratio)
     if not shuffled:
         return local_std

@@ -127,9 +127,10 @@ class RewardRelease(msgspec.Struct, frozen=True):
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Return the std of one noise vector in entries of x y, and in entries of x x^T (none).
+        """Return the std of one noise vector in three kinds of entries.
 
-        The three numbers are for entries of x y, and for those of x x^T off and on the diagonal.
+        These are the entries of x y, and those of x x^T off and on the diagonal. The last two
+        numbers are 0, because x x^T has no noise.
         """
         return self.noise_std, 0.0, 0.0
 
@@ -140,7 +141,10 @@ class RewardRelease(msgspec.Struct, frozen=True):
 
     @property
     def variance_factors(self) -> np.ndarray:
-        """Return the noise variance of prefixes k = 0..K relative to one noise entry, (K + 1,)."""
+        """Return the noise variance of each prefix sum k = 0..K, (K + 1,).
+
+        The unit is the variance of an entry of one noise vector, and K = ``releases``.
+        """
         # The relative variances do not depend on the noise std and the layout.
         gaussian_release = GaussianRelease(
             self.releases, "goe2", max(self.noise_std, 1.0), "exact", self.budget, "",
