@@ -149,9 +149,10 @@ class Ledger:
         """
         suboptimality = self.adversary.suboptimality
         assert suboptimality is not None
+        if weights is not None and len(weights) == 1:
+            return np.full(len(decisions), suboptimality(weights[0]))
         if weights is not None:
-            # For a single row, suboptimality(row) is faster than of_rows.
-            of_rows = getattr(suboptimality, "of_rows", None) if len(weights) > 1 else None
+            of_rows = getattr(suboptimality, "of_rows", None)
             row_gaps = of_rows(weights) if of_rows else np.array(list(map(suboptimality, weights)))
             gaps: np.ndarray = row_gaps[decisions]
             return gaps
