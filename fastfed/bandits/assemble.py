@@ -148,7 +148,7 @@ def make_noise(config: Any, problem: ProblemSpec, schedule: Schedule) -> Noise:
     Parameters
     ----------
     config : PrivateConfig
-        Keys of the curve, which is one system in an experiment.
+        The keys that a spec sets for the curve. A curve is one system in an experiment.
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
@@ -255,8 +255,8 @@ def usual_release(
     Parameters
     ----------
     config : Config
-        Keys of the curve (one system in an experiment), with calibration, covariance_ratio and
-        failure_probability.
+        The keys that a spec sets for the curve. They must include ``calibration``,
+        ``covariance_ratio`` and ``failure_probability``.
     protocol : str
         The protocol, which says who adds the noise: a protocol of private-fedlinucb, or
         "agent-central".
@@ -330,7 +330,8 @@ def with_saturation(
     Parameters
     ----------
     config : PrivateConfig or JointConfig
-        Keys of the curve (one system in an experiment), with the sieve filled in.
+        The keys that a spec sets for the curve. Keys of the sieve without a value must already
+        have their defaults.
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     noise_of : callable
@@ -463,8 +464,9 @@ def _secure_noise(
         problem.dimension,
         points=problem.silos * problem.horizon * problem.room,
         layout=config.layout or "goe2",
-        # The key is the ratio of the two noise stds. The mechanism expects the ratio of the stds
-        # after each is divided by the largest norm of its statistic.
+        # `config.ratio` is the std of the noise in the sum of x x', divided by the std of the noise
+        # in the sum of x y. The mechanism expects this ratio after each std is divided by the
+        # largest norm of its statistic.
         covariance_ratio=config.ratio * reward / feature,
         feature_bound=feature,
         reward_bound=reward,
@@ -721,12 +723,12 @@ def assemble(
     ordered: bool = True,
     clocks: Clocks | None = None,
 ) -> tuple[Plan, Theory]:
-    """Return the plan of one curve, and the theory that proves its confidence radius.
+    """Return the plan of one curve, and the theory that proves the plan's confidence radius.
 
     Parameters
     ----------
     config : Config
-        Keys of the curve, which is one system in an experiment.
+        The keys that a spec sets for the curve. A curve is one system in an experiment.
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     protocol : Protocol

@@ -56,7 +56,8 @@ def numbers_of(plan: Any) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the plan holds objects other than numbers, text, and structs or tuples of them.
+        If the plan holds objects other than numbers, arrays of float64, texts, True, False, None,
+        and structs or tuples of these.
     """
     numbers: dict[str, Any] = {}
 
@@ -90,7 +91,8 @@ def executed(derived: Any, stored: Mapping[str, Any]) -> Any:
         `MAX_RELATIVE_DIFFERENCE` allows.
     """
     unused = dict(stored)
-    # Among plan files of linear bandits, only those of earlier versions lack this number.
+    # A plan file of linear bandits lacks this number only if an earlier version wrote it. Files of
+    # other plans lack it too, but have no number of RETIRED_NUMBERS or ADDED_NUMBERS.
     from_earlier = "ranking" not in stored
     if from_earlier:
         unused = {name: number for name, number in unused.items() if name not in RETIRED_NUMBERS}
@@ -202,8 +204,9 @@ def _read(name: str, stored: Any, derived: Any) -> Any:
 def _scalar(name: str, stored: Any, derived: Any, row: tuple[Any, ...]) -> int | float | None:
     """Return a stored number in the type of the derived number; None if they differ too much.
 
-    ``row`` contains all numbers of the derived number's tuple: the allowed difference of floats is
-    relative to the largest of these numbers.
+    Numbers of `COPIED_FIELDS` must be equal, and so must integers, except those of
+    `ROUNDED_FIELDS`. Other floats may differ by `MAX_RELATIVE_DIFFERENCE`, relative to the largest
+    number in ``row``, which contains all numbers of the derived number's tuple.
     """
     if isinstance(derived, float | np.floating):
         if type(stored) is not float or math.isnan(stored):

@@ -55,16 +55,16 @@ CONDITIONS = LATE_RECORD_CONDITION, PRESENCE_CONDITION
 
 
 def rounds(plan: PhasePlan) -> Plan:
-    """Return the schedule of a plan in phases; raise InputError if it cannot be deployed."""
+    """Return the `outline` of a plan in phases; raise InputError if it cannot be deployed."""
     return outline(check_phases(plan))
 
 
 def outline(plan: PhasePlan) -> Plan:
-    """Return a `Plan` with the schedule of a plan in phases, for the calendar and the parties.
+    """Convert a plan in phases to a `Plan`, as the calendar and the parties need it.
 
-    There is a release at the end of each phase; all initial phases together have one release.
-    Regularizer and radius are for the initial phases. The noise is not in this `Plan` but in
-    `PhasePlan.means`.
+    The `Plan` has one release at the end of the initial phases, and one at the end of each later
+    phase except the last. Its regularizer and radius are for the initial phases. The noise is not
+    in this `Plan` but in `PhasePlan.means`.
     """
     ends = tuple(last_round(phase) for phase in plan.releasing)
     longest = max(b - a for a, b in zip((0, *ends), ends, strict=False))
@@ -186,11 +186,13 @@ class MeanRange:
     def broadcast(self, release: int) -> np.ndarray:
         """Return the largest absolute values in a model (d,): a clipped mean plus noise."""
         mean = self._plan.means[release - 1]
-        # A coordinate of the mean is clipped and gets noise after a random rotation. The scale of
-        # Laplace noise is its standard deviation divided by sqrt(2).
+        # `limit` is for one of the d2 = mean.padded coordinates after the random rotation. Values
+        # of a coordinate are clipped to a range of half-width 2 `rotated_radius`, whose middle is
+        # at most `rotated_bound` in size. The scale of Laplace noise is its std over sqrt(2).
         limit = mean.rotated_bound + 2.0 * mean.rotated_radius
         limit += _MAX_NOISE_SCALES * mean.noise_stds["mean"] / math.sqrt(2.0)
-        # An entry is at most the vector's norm, and rotating the vector back keeps its norm.
+        # So the norm of the rotated vector is at most limit sqrt(d2). Rotating the vector back
+        # keeps the norm, and no entry is larger than the norm.
         return np.full(self._plan.dimension, limit * math.sqrt(mean.padded))
 
 
@@ -250,7 +252,8 @@ class PhaseSilo(SiloParty):
     def _fold_record(self, name: str, ended: Any) -> None:
         """Add a record to the sums of its phase and, before the first release, to the local policy.
 
-        ``name`` is the id of the decision, ``ended`` the stored end with its reward.
+        ``name`` is the id of the decision, and ``ended`` the stored end of the decision (`Ended`),
+        which contains the reward.
         """
         super()._fold_record(name, ended)
         if not self.model.release:
@@ -275,10 +278,11 @@ class PhaseSilo(SiloParty):
         return super().status(now) | ({} if self.model.has_model else {"theta": None})
 
     def report(self, release: int) -> bytes:
-        """Return the bytes of the signed report of a phase: the least-squares estimate (d,).
+        """Return the bytes of the signed report for a release: the least-squares estimate (d,).
 
-        The estimate is from the records of the phase; it is 0 if there is no finite estimate. The
-        same records give the same bytes.
+        The estimate is from the records of the phase after which the release is made, or of all
+        initial phases for release 1. It is 0 if there is no finite estimate. The same records give
+        the same bytes.
         """
         d = self.plan.dimension
         (values,) = linalg.least_squares(self._leaf_sums[release - 1][None], d)
@@ -309,9 +313,10 @@ class PhaseHub(Hub):
         return of_phases(self.deployed)
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Return the model (d,) of a release: the private mean of the estimates in its set.
+        """Return the model (d,) of a release: the private mean of the silos' estimates.
 
-        A silo without a report counts with an estimate of 0.
+        ``opened_set`` is the set of reports that the release is computed from. A silo without a
+        report in this set counts with an estimate of 0.
         """
         estimates = np.zeros((self.plan.silos, self.plan.dimension))
         for entry in opened_set.entries:
@@ -319,7 +324,7 @@ class PhaseHub(Hub):
             estimates[entry.silo] = self._decrypt_report(
                 envelope, f"report {release} of {envelope.sender}"
             )
-        # Sealed noise is computed from the estimates that it hides.
+        # The draws of sealed noise depend on the estimates that the noise hides, so set them first.
         self._sealing.set_hidden_sums(release, digest(packed(estimates)))
         phase = self._phases.releasing[release - 1]
         local_estimates = [LocalEstimate(phase, theta, i) for i, theta in enumerate(estimates)]

@@ -118,9 +118,10 @@ class Store(Protocol):
         ...
 
     def begin_sync(self) -> Syncing | None:
-        """Return a sync whose file the caller syncs; None if no file needs to be synced.
+        """Begin a sync. Return it with its file, which the caller must sync; None if there is none.
 
-        The caller must call `end_sync` after the sync. The two calls together replace `sync`.
+        After syncing the file, the caller must call `end_sync`. The two calls together replace
+        `sync`.
 
         Raises
         ------
@@ -164,7 +165,7 @@ class Store(Protocol):
         until : int, optional
             Number of the last write of the iteration. By default that of the log's last write.
         except_kinds : sequence of str
-            Kinds of writes that are left out. The chain of hashes is not checked then.
+            Kinds of writes that are left out. If there are any, the chain of hashes is not checked.
         """
         ...
 
@@ -184,8 +185,9 @@ class Store(Protocol):
     def save_snapshot(self, parts: Mapping[str, bytes], erase: Sequence[str] = ()) -> None:
         """Replace the stored values of the given parts of the snapshot, and erase records.
 
-        ``erase`` holds the ids of decisions: the write of each decision and the write of its end
-        are deleted. The last write of the log must not be one of these writes.
+        ``erase`` holds the ids of decisions. Two writes of each of them are deleted: the one that
+        stored the decision, and the one that stored the end of the decision (kinds `RECORDS`). The
+        last write of the log must not be among them.
         """
         ...
 
@@ -251,7 +253,11 @@ def opened(path: str, schema: str, tables: set[str]) -> sqlite3.Connection:
 
 @contextmanager
 def damage_named(path: str | Path) -> Iterator[None]:
-    """Convert SQLite's errors for a damaged file or a full disk to errors that name the file."""
+    """Convert SQLite's errors to errors that name the file.
+
+    These are the errors of a damaged file, of a full disk, and of a disk that cannot be read or
+    written.
+    """
     try:
         yield
     except sqlite3.DatabaseError as error:
@@ -266,7 +272,12 @@ def damage_named(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Run a block in a transaction with the write lock, which is synced to disk at its end."""
+    """Run a block in a transaction, which holds SQLite's write lock from the beginning.
+
+    The transaction is committed at the end of the block, and undone after an error. The commit is
+    synced to disk if the connection has ``synchronous = FULL``, as `opened` sets it. `SqliteStore`
+    sets NORMAL, and syncs separately.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -351,10 +362,11 @@ class Chain:
         except_kinds: Sequence[str] = (),
         erased: int = 0,
     ) -> Iterator[Write]:
-        """Iterate over writes in order; raise InputError where the chain of hashes breaks.
+        """Iterate over writes in order; see `Store.writes`.
 
-        Up to number ``erased``, writes may be missing. The hash of a write after a missing one
-        cannot be checked.
+        Without ``except_kinds``, raise InputError where the chain of hashes breaks. Up to number
+        ``erased``, writes may be missing. The hash of a write after a missing one cannot be
+        checked.
         """
         head, last_number = after.chain, after.number
         last = MAX_WRITE_NUMBER if until is None else until
@@ -441,6 +453,8 @@ class SqliteStore(Store):
     def read(cls, path: str | Path) -> SqliteStore:
         """Return a copy in memory of a party's log, even while a process uses the file.
 
+        If there is no file, the copy is an empty log.
+
         Raises
         ------
         InputError
@@ -459,7 +473,7 @@ class SqliteStore(Store):
     def _attach(self, db: sqlite3.Connection, path: str) -> None:
         """Set the attributes for an open connection."""
         self._db, self.path = db, path
-        #: The process that opened the file. A process that it forks would share its lock.
+        #: Id of the process that opened the file. After a fork, the child would share the lock.
         self._process = os.getpid()
         #: Connections for reads, and for `tidy`; `__init__` opens new connections for a file.
         self._reads = self._copier = db
@@ -540,7 +554,7 @@ class SqliteStore(Store):
             self.end_sync(syncing, None)
 
     def begin_sync(self) -> Syncing | None:
-        """Return a sync of the write-ahead log; see `Store.begin_sync`."""
+        """Begin a sync of the write-ahead log; see `Store.begin_sync`."""
         self._check_disk()
         number = self._position.number
         if self._lock is None:
@@ -549,7 +563,8 @@ class SqliteStore(Store):
             return None
         if self._descriptors:
             return Syncing(self._descriptors.pop(), number)
-        # The write-ahead log exists while a connection is open.
+        # All descriptors are in use: open a further one. The file of the write-ahead log exists
+        # while a connection is open.
         return Syncing(os.open(f"{self.path}-wal", os.O_RDWR), number)
 
     def end_sync(self, syncing: Syncing, failure: OSError | None) -> None:
@@ -582,14 +597,15 @@ class SqliteStore(Store):
     def tidy(self) -> None:
         """Copy the write-ahead log to the database file, if `is_untidy`; see `Store.tidy`.
 
-        Copies in a transaction, during which calls wait, are then rare and short.
+        Without this, the next transaction would copy the log once it has `WAL_PAGES` pages, and
+        calls would wait meanwhile. With it, such copies are rare and short.
         """
         if not self.is_untidy or not self._copy_lock.acquire(blocking=False):
             return
         try:
             self._untidy_writes = 0
             with suppress(sqlite3.OperationalError):
-                # A disk that is full or fails is reported when something is appended.
+                # If the disk is full or fails, the next append reports it.
                 self._copier.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         finally:
             self._copy_lock.release()

@@ -36,13 +36,13 @@ def from_table(
     """Return the features, classes and silos of the records (rows) of a table, and notes.
 
     ``label``, ``silo`` and ``columns`` name columns. ``known`` are the declared ranges of columns,
-    as `selection.declared_columns` returns them, and ``bins`` the edges that make classes of a
-    label of numbers.
+    as `selection.declared_columns` returns them. If the label column holds numbers, ``bins`` are
+    the edges of the intervals that become classes.
 
     Returns
     -------
     features : ndarray, shape (n, p - 1)
-        Without the constant feature that is added later.
+        The constant feature, which is added later, is the p-th.
     classes : ndarray of int64, shape (n,)
     silos : ndarray of int64, shape (n,), or None
         None if ``silo`` is None.
@@ -139,11 +139,11 @@ def _category_positions(cells: list[str], categories: list[str]) -> list[int]:
 def _coded_by_range(
     table: Table, name: str, declared: tuple[float, float] | list[str]
 ) -> np.ndarray:
-    """Return the features of a column with a declared range, shape (n, 2 or categories + 1).
+    """Return the features of a column whose range is declared.
 
-    ``declared`` is the range: an interval of numbers, or a list of categories. The last feature
-    marks missing cells. The number of features does not depend on the data, and at most one feature
-    of a row is not 0.
+    ``declared`` is the range: an interval of numbers gives features of shape (n, 2), and a list of
+    k categories gives shape (n, k + 1). The last feature marks missing cells. The number of
+    features does not depend on the data, and at most one feature of a row is not 0.
     """
     cells = table.column(name)
     if isinstance(declared, list):
@@ -188,7 +188,8 @@ def features_of(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the features (n, p - 1) of the named columns, and notes for the certificate.
 
-    ``declared`` maps columns to their declared ranges. All of these columns must be in ``names``.
+    The constant feature, which is added later, is the p-th. ``declared`` maps columns to their
+    declared ranges. All of these columns must be in ``names``.
     """
     for name in declared:
         if name not in names:

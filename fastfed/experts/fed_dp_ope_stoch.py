@@ -171,9 +171,10 @@ def gradient_bounds(problem: ProblemSpec) -> Bounds:
 def phase_noises(
     config: OpeConfig, problem: ProblemSpec
 ) -> dict[int, tuple[int, tuple[float, ...]]]:
-    """Return the batch size and the noise scale of each tree, by phase number.
+    """Return, by phase number, the phase's batch size b and the noise scale of each of its trees.
 
-    Phases without a tree, which do not change the decision, are left out.
+    A phase without a tree is left out: it does not change the decision x. Without noise, all scales
+    are 0.
     """
     noise_by_phase = {}
     for phase in range(2, phases_of(problem.horizon) + 1):
@@ -201,9 +202,10 @@ def theorem_tree_count(config: OpeConfig, problem: ProblemSpec, batch: int) -> f
 
 @lru_cache(maxsize=256)
 def vertex_noise(config: OpeConfig, problem: ProblemSpec, batch: int, trees: int) -> VertexNoise:
-    """Calibrate the noise of one phase, for every set of losses that a vertex of its trees uses.
+    """Calibrate the noise of one phase, which has ``trees`` trees.
 
-    The phase has ``trees`` trees, and ``batch`` losses of each client at a tree's root.
+    The root of a tree uses a set of ``batch`` losses of each client, and each right child uses a
+    smaller set. The calibration considers the sets of all these vertices.
     """
     assert config.epsilon is not None
     return calibrate_vertices(
@@ -237,9 +239,9 @@ def privacy_claim(config: OpeConfig, problem: ProblemSpec, plan: FrankWolfePlan)
 
 @account.register
 def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
-    """Return the certificate for one record.
+    """Return the certificate for one record, which affects up to ``multiplicity`` losses.
 
-    A record affects one loss of one client, or up to ``problem.multiplicity`` losses.
+    `ProblemSpec.multiplicity` is 1 if each record affects one loss of one client.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     if claim.budget is None:
@@ -249,7 +251,9 @@ def _certificate(plan: FrankWolfePlan, problem: ProblemSpec) -> Certificate:
     main_event, budget = events[0], claim.budget
     epsilon, is_finite = event_epsilon(main_event), math.isfinite(event_epsilon(main_event))
     exact = Guarantee(epsilon, budget.delta) if is_finite else None
-    # With local noise, events[-1] accounts for messages; without phases there is one event only.
+    # With local noise there are two events, one for decisions and one for messages. The event that
+    # the claim is about comes first, and events[-1] is the other one. Without phases there is only
+    # one event.
     local = plan.protocol.noise_by == "silos"
     claims_messages = claim.protect == "messages" and local
     uses = claim.max_participations

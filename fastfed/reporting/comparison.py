@@ -228,8 +228,8 @@ def compare_experiments(a: Source, b: Source) -> Comparison:
 def _sizes(identity: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the number of silos and the environment keys that a curve sets, with their values.
 
-    ``identity`` is the experiment's. Two curves of different experiments have the same users only
-    if these values are equal.
+    ``identity`` holds all keys that determine the results of the curve's experiment. Two curves of
+    different experiments have the same users only if the returned values are equal.
     """
     (curve,) = (c for c in identity["curves"] if c["label"] == label)
     return {k: curve[k] for k in ("silos", *identity["environment"]) if k in curve}
@@ -268,9 +268,10 @@ def _side(curve: CurveResult) -> dict[str, Any]:
 
 
 def _spec_differences(a: dict[str, Any], b: dict[str, Any]) -> list[SpecDifference]:
-    """Return the keys with different values in two identities.
+    """Return the keys whose values differ between two experiments, given by their identities.
 
-    Curves that only one experiment has are left out.
+    An identity holds all keys that determine an experiment's results. Curves that only one
+    experiment has are left out.
     """
     values_a, values_b = _flat(a), _flat(b)
     shared = {c["label"] for c in a["curves"]} & {c["label"] for c in b["curves"]}

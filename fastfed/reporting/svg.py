@@ -210,8 +210,9 @@ def _round_values(low: float, high: float, max_count: int, only_whole: bool) -> 
 def _log_ticks(low: float, high: float, max_count: int) -> list[float]:
     """Return at most ``max_count`` round values from low to high, for a logarithmic axis.
 
-    They are powers of ten, or every n-th power. On a short axis they also are 2 and 5 times, or 3
-    times, powers of ten.
+    They are powers of ten, or every n-th power of ten if there would be too many. On an axis where
+    high / low < 1000, 2 and 5 times powers of ten are added if they fit, or else 3 times powers of
+    ten.
     """
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 

@@ -37,17 +37,19 @@ def shapes(plan: Plan, checkpoints: int, record: bool = False) -> Shapes:
     arrays of actions and rewards.
     """
     m, d, s = plan.silos, plan.dimension, plan.statistic_size
-    slots = 1 if plan.lazy else m
+    models = 1 if plan.lazy else m  # lazy silos share one model
     levels, protocol = plan.levels, plan.protocol
-    owners = m if protocol.analyzer == REPLACE else 1  # parties that cache noise
-    node_rows = owners if levels else 0
+    # The parties that keep noise, or noisy nodes, for later releases: every silo if silos send
+    # prefix sums, otherwise one party.
+    keepers = m if protocol.analyzer == REPLACE else 1
+    node_rows = keepers if levels else 0
     sum_rows = m if protocol.tree or protocol.bits else int(protocol.analyzer == NOISY_ADD)
     arrays: Shapes = {
-        "history": ((owners if plan.release in KEEPING else 0, plan.releases, s), float),
+        "history": ((keepers if plan.release in KEEPING else 0, plan.releases, s), float),
         "choice": ((m, 3), np.int64),
-        "w": ((slots, d, d), float),
-        "theta": ((slots, d), float),
-        "log_dets": ((slots,), float),
+        "w": ((models, d, d), float),
+        "theta": ((models, d), float),
+        "log_dets": ((models,), float),
         "batch": ((m, s), float),
         "sums": ((sum_rows, levels, s), float),
         "nodes": ((node_rows, plan.buffers or levels, s), float),
@@ -122,7 +124,8 @@ def state(plan: Plan, checkpoints: int, record: bool) -> dict[str, Any]:
     """
     levels, protocol = plan.levels, plan.protocol
     clip, encoding = plan.clip, plan.encoding
-    # If the plan lacks a value, such as bounds without clipping, C gets a number that it ignores.
+    # None leaves a field of ff_curve zero. If the plan lacks a number, such as a bound of clipping,
+    # C gets a number that it ignores.
     return {
         "batch_size": plan.batch_size,
         "releases": plan.releases,
@@ -456,10 +459,11 @@ def scratch_term(
 ) -> Term:
     """Return the memory term of all threads' scratch: the actions of a round, and score buffers.
 
-    The sizes are those of ff_run_scratch in src/ff_run.h, but only for memory that is written to.
+    The scratch is that of ff_run_scratch in src/ff_run.h, without memory that is never written to.
     ``bit_levels`` is the number of tree levels whose sums are sent as bits, and ``curves`` the
-    number of curves that are run together. ``grid`` is the number of standard deviations in the
-    posterior of local rounds (ff_belief_scratch in src/ff_belief.h).
+    number of curves that are run together. ``grid`` is the number of values of the standard
+    deviation Delta over which the posterior of local rounds averages (src/ff_belief.h); 0 without
+    such a posterior.
     """
     k, d = facts.actions, facts.dimension
     s = d + d * (d + 1) // 2

@@ -47,7 +47,7 @@ def run_steps(
     last: int | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all); send every message along the graph."""
+    """Run rounds 1..last (default: all), sending each message hop by hop; return the outcome."""
     noise = SeededNoise(environment.seed, environment.replicate)
     peers = [Peer(plan, i, noise) for i in range(plan.silos)]
     network: Network[Message] = Network(plan.graph, plan.gamma)
@@ -81,8 +81,8 @@ def run_steps(
     all_silos = [silo for silos in silos_by_peer for silo in silos]
     return Outcome(
         group_regret=counts.group(plan),
-        synchronisations=counts.counts,
-        bits_up=8.0 * counts.sent,
+        synchronisations=counts.synchronisations_at,
+        bits_up=8.0 * counts.bytes_at,
         bits_down=np.zeros(len(checkpoints)),
         events=linear_events(
             # All members of a part compute the same V, so count the events of the first member.
@@ -102,34 +102,37 @@ def _statistics_of_part(peers: list[Peer], part: Part) -> np.ndarray:
 
 
 class _StepCounts:
-    """Regret, synchronisations and bytes at the checkpoints, counted by the step driver."""
+    """What the step driver counts: regret, synchronisations and bytes sent.
+
+    Arrays whose names end in ``_at`` have the values at the checkpoints. The other attributes have
+    the values so far.
+    """
 
     def __init__(self, plan: PeerPlan, checkpoints: np.ndarray) -> None:
         self.checkpoints = checkpoints
-        # Cumulative regret by silo and estimator: now, and at each checkpoint.
+        # Cumulative regret by silo and estimator.
         self.regret = np.zeros((plan.silos, plan.gamma))
-        self.curves = np.zeros((len(checkpoints), plan.silos, plan.gamma))
-        # Synchronisations: now, and up to each checkpoint; bytes sent up to each checkpoint.
+        self.regret_at = np.zeros((len(checkpoints), plan.silos, plan.gamma))
         self.synchronisations = 0
-        self.counts = np.zeros(len(checkpoints), np.int64)
-        self.sent = np.zeros(len(checkpoints))
+        self.synchronisations_at = np.zeros(len(checkpoints), np.int64)
+        self.bytes_at = np.zeros(len(checkpoints))
 
     def note(self, round: int, bytes_sent: int) -> None:
-        """Record the counts after a round, if it is a checkpoint.
+        """Record regret, synchronisations and bytes after a round, if it is a checkpoint.
 
         ``bytes_sent`` is the number of bytes that the network has sent so far.
         """
         at_checkpoint = self.checkpoints == round
-        self.curves[at_checkpoint] = self.regret
-        self.counts[at_checkpoint] = self.synchronisations
-        self.sent[at_checkpoint] = bytes_sent
+        self.regret_at[at_checkpoint] = self.regret
+        self.synchronisations_at[at_checkpoint] = self.synchronisations
+        self.bytes_at[at_checkpoint] = bytes_sent
 
     def group(self, plan: PeerPlan) -> np.ndarray:
         """Return the group regret (C,), summed in the compiled driver's order."""
         total = np.zeros(len(self.checkpoints))
         for part in plan.parts:
             for silo in part.clique:
-                total += self.curves[:, silo, part.estimator]
+                total += self.regret_at[:, silo, part.estimator]
         return total
 
 
@@ -137,7 +140,8 @@ class _StepCounts:
 class _PartSums:
     """Sums over the parts that have been run: arrays by name. Snapshots contain these arrays.
 
-    A part is one estimator of one clique of silos, run as a separate federation.
+    A part is one estimator of one clique of silos, run as a separate federation. Arrays "group"
+    (regret), "counts" (synchronisations) and "sent" (bytes) have one entry for each checkpoint.
     """
 
     arrays: dict[str, np.ndarray]
@@ -163,11 +167,14 @@ class _PartSums:
     ) -> None:
         """Add the results of part ``number`` from its final state (`compiled.state`)."""
         part, sums = plan.parts[number], self.arrays
-        _, last_before = _part_checkpoints(plan, part, checkpoints)
-        # cumsum adds silo by silo, as the step driver does; sum may add in a different order.
-        curves = np.vstack([sums["group"], _with_start(state["curve"])[:, last_before]])
-        sums["group"][:] = curves.cumsum(axis=0)[-1]
-        sums["counts"] += _with_start(state["synchronised"].cumsum())[last_before]
+        # At checkpoint c of the curve, the part's value is entry at[c] of [0, the values at the
+        # part's checkpoints].
+        _, at = _part_checkpoints(plan, part, checkpoints)
+        # Add the regret of each silo to the sum of earlier parts. cumsum adds silo by silo, as the
+        # step driver does; sum may add in a different order.
+        terms = np.vstack([sums["group"], _with_start(state["curve"])[:, at]])
+        sums["group"][:] = terms.cumsum(axis=0)[-1]
+        sums["counts"] += _with_start(state["synchronised"].cumsum())[at]
         sums["sent"] += _bytes_sent(plan, part, state, checkpoints)
         sums["clipped"] += state["clipped"].sum(axis=0)
         sums["indefinite"] += state["indefinite"]
@@ -261,16 +268,18 @@ def _request_crossings(
     """Return the number of edges that all requests have crossed up to each checkpoint, (C,).
 
     The silos ``requesters[k]`` sent requests in round ``rounds[k]``. ``edges`` (M, gamma + 1) has
-    the number of edges that each silo's message has crossed after 0, 1, ... hops.
+    the number of edges that each silo's message has crossed after 0, 1, ... hops. The rounds are at
+    least gamma apart, so only the last requests can still be on their way.
     """
     gamma = edges.shape[1] - 1
-    delivered = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
-    requests_sent = np.searchsorted(rounds, checkpoints, side="right")
-    crossed = delivered[requests_sent].astype(np.float64)
-    for k in np.flatnonzero(requests_sent):
-        last = requests_sent[k] - 1
-        if (hops := checkpoints[k] - rounds[last] + 1) < gamma:
-            crossed[k] = delivered[last] + edges[requesters[last], hops].sum()
+    # Entry k is for the requests of the first k of ``rounds``, after all of them have arrived.
+    crossed_in_all = np.cumsum([0, *(edges[silos, gamma].sum() for silos in requesters)])
+    rounds_so_far = np.searchsorted(rounds, checkpoints, side="right")
+    crossed = crossed_in_all[rounds_so_far].astype(np.float64)
+    for c in np.flatnonzero(rounds_so_far):
+        last = rounds_so_far[c] - 1
+        if (hops := checkpoints[c] - rounds[last] + 1) < gamma:
+            crossed[c] = crossed_in_all[last] + edges[requesters[last], hops].sum()
     return crossed
 
 
@@ -286,10 +295,10 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) of every part by the compiled driver, part by part.
+    """Run rounds 1..last (default: all) by the compiled driver, part by part; return the outcome.
 
-    A part is one estimator of one clique of silos. The run resumes from ``snapshot`` if it has a
-    file.
+    A part is one estimator of one clique of silos. The run resumes from the file of ``snapshot``,
+    if this file exists and fits the run.
     """
     verify(plan)
     last_round = plan.horizon if last is None else last
@@ -317,9 +326,10 @@ def run(
         return run, state
 
     def report_progress(silos: int, rounds: int) -> None:
-        """Add the rounds of a part with this number of silos to the progress.
+        """Report that a part with ``silos`` silos has run further rounds.
 
-        Progress is reported in rounds of all silos of the plan.
+        An agent-round is one round of one silo. As parts differ in their number of silos, progress
+        is reported as agent-rounds divided by the number of silos of the plan.
         """
         nonlocal agent_rounds
         agent_rounds += rounds * silos
@@ -370,11 +380,11 @@ def memory(
     The compiled driver runs one part at a time, so it needs the memory of the largest part. The
     step driver runs all parts at once.
     """
-    parts: list[list[Term]] = []
+    terms_by_size: list[list[Term]] = []  # of one part of each size (silos, rounds)
     request_bytes = []
     for part in {(len(p.clique), p.plan.horizon): p for p in plan.parts}.values():
         terms_of = step_terms if steps else lambda p, c: compiled.state_terms(p, c, record)
-        parts.append(terms_of(part.plan, checkpoints))
+        terms_by_size.append(terms_of(part.plan, checkpoints))
         # Two arrays: rounds with a synchronisation, and rounds with a request, for each silo.
         request_bytes.append(part.plan.horizon * (1 + len(part.clique)))
     hops = 8 * plan.silos * (plan.gamma + 1)
@@ -385,20 +395,22 @@ def memory(
     common_terms = [graph, Term("totals of all parts", 2 * totals), outcome_term(checkpoints, 0)]
     rounds = Term("rounds of requests", max(request_bytes) + 8 * plan.horizon, less="rounds")
     if steps:
-        terms_of_parts = _terms_by_part(plan, parts)
+        terms_of_parts = _terms_by_part(plan, terms_by_size)
         return [*(term for terms in terms_of_parts for term in terms), *common_terms]
     recorded = 12 * plan.silos * plan.horizon if record else 0
-    return [*max(parts, key=bytes_of), rounds, Term("actions and rewards", recorded), *common_terms]
+    largest = max(terms_by_size, key=bytes_of)
+    return [*largest, rounds, Term("actions and rewards", recorded), *common_terms]
 
 
-def _terms_by_part(plan: PeerPlan, parts: list[list[Term]]) -> list[list[Term]]:
-    """Return the memory terms of every part of a plan.
+def _terms_by_part(plan: PeerPlan, terms_by_size: list[list[Term]]) -> list[list[Term]]:
+    """Return the memory terms of each part of a plan, in the order of ``plan.parts``.
 
-    ``parts`` has an entry for each different size of part, in the order of first occurrence.
+    The size of a part is its number of silos and its number of rounds. ``terms_by_size`` has the
+    terms of one part of each size, in the order in which the sizes first occur.
     """
-    kinds = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
-    by_kind = dict(zip(kinds, parts, strict=True))
-    return [by_kind[len(p.clique), p.plan.horizon] for p in plan.parts]
+    sizes = {(len(p.clique), p.plan.horizon): None for p in plan.parts}
+    terms_of_size = dict(zip(sizes, terms_by_size, strict=True))
+    return [terms_of_size[len(p.clique), p.plan.horizon] for p in plan.parts]
 
 
 DRIVER = Driver(run, run_steps, memory, snapshots=True)

@@ -37,7 +37,8 @@ def open_engine(
 ) -> Iterator[Engine]:
     """Yield the engine with this number of threads; None: one for each processor.
 
-    At most ``at_once`` batches of runs run at once. ``scheduler`` is for the engine "dask".
+    At most ``at_once`` batches of runs run at once. ``scheduler`` is ignored here: it is for the
+    engine "dask".
     """
     yield Local(check_threads(threads), at_once)
 
@@ -125,4 +126,4 @@ def _join(pool: list[threading.Thread]) -> None:
             thread.join(0.05)
             if time.monotonic() > until and thread.ident not in snapshot_files.writers():
                 break
-    left_behind()
+    left_behind()  # removes the threads that have ended from `_old_threads`
