@@ -118,13 +118,14 @@ def constants(
     calibration "theorem", Lambda and kappa are computed as printed in the paper, with "exact" from
     the noise. If the key ``rho_min`` is set, it replaces Lambda.
 
-    ``silo_privatizers`` is given if the silos' noise differs. Let silo i have constants rho_i and
-    kappa_i. The function returns the mean of the rho_i, and the root of the mean of the kappa_i^2.
-    This is sufficient, because proofs use only sums over silos. For the regularizers H_i,
-    M rho_min I <= sum H_i <= M rho_max I. For the noise h = sum h_i and any H_i > 0,
-    h' (sum H_i)^-1 h <= sum h_i' H_i^-1 h_i <= M kappa^2, because (h, H) -> h' H^-1 h is convex and
-    homogeneous, and so subadditive. The constants of each silo include the union bound over all M
-    silos.
+    ``silo_privatizers`` is given if the noise differs between the M silos. Then silo i has the
+    bounds rho_min_i, rho_max_i and kappa_i. The function returns the mean of the rho_min_i, the
+    mean of the rho_max_i, and the root of the mean of the kappa_i^2. This is sufficient, because
+    proofs use only sums over silos. Let H_i be the regularizer of silo i, and h_i the noise in its
+    bias vector. Then M rho_min I <= sum H_i <= M rho_max I. For h = sum h_i and any H_i > 0,
+    h^T (sum H_i)^-1 h <= sum h_i^T H_i^-1 h_i <= M kappa^2, because (h, H) -> h^T H^-1 h is convex
+    and homogeneous, and so subadditive. The constants of each silo include the union bound over all
+    M silos.
     """
     if silo_privatizers:
         constants_of = {p: constants(config, federation, p) for p in set(silo_privatizers)}
@@ -171,16 +172,20 @@ def proposition_2(
     """Return the radius of Proposition 2, with the constants and the conditions of its proof.
 
     beta = R sqrt(2 ln(2/alpha) + ln det V - d ln(M rho_min)) + sqrt(M rho_max) + kappa sqrt(M),
-    where M is the number of silos that share the estimator. ln det V has no factor d, as in the
-    proof. The printed statement has the factor.
+    where M is the number of silos that share the estimator, V its regularized Gram matrix, d the
+    dimension, R the reward scale and alpha the failure probability. ``numbers`` is the result of
+    `constants` and holds rho_min, rho_max and kappa. ln det V has no factor d, as in the proof. The
+    printed statement has the factor.
 
-    The proof sorts all rounds of all silos into one order. Without lazy updates each silo needs a
-    different order, and calibration "exact" uses a union bound over the orders: ln(2 M / alpha).
-    Without a server each clique needs a different order in each estimator.
+    The proof sorts all rounds of all silos into one order. With lazy updates and a server, one
+    order is enough. With lazy updates and no server, each clique needs a different order in each
+    estimator. Without lazy updates, each silo needs a different order in each estimator.
+    Calibration "exact" uses a union bound over all n orders: ln(2 n / alpha) instead of
+    ln(2 / alpha).
 
-    ``numbers`` are the result of `constants`, ``clip`` the clipping bounds of records.
-    ``released_only`` is true if actions depend on synchronised statistics only. ``noise_differs``
-    is true if the silos' noise differs; ``numbers`` then holds averages over silos.
+    ``clip`` holds the clipping bounds of records. ``released_only`` is true if actions depend on
+    synchronised statistics only, for example with lazy updates. ``noise_differs`` is true if the
+    silos' noise differs; ``numbers`` then holds averages over silos.
     """
     problem, alpha = federation.problem, config.failure_probability
     m = problem.silos
@@ -247,14 +252,15 @@ def sizes_of(
 
 
 def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constants) -> float:
-    """Return the threshold D of the trigger, which decides when silos synchronise.
+    """Return D, the threshold of the trigger (the rule that decides when silos synchronise).
 
-    D is the key ``communication`` if this key is a number. Otherwise the key names a rule of the
-    paper that computes D. Without a server, this rule's D is divided by 1 + L^2 = 2.
+    D is the key ``communication`` if this key is a number. Otherwise the key names a rule of
+    dubey-pentland-2020 that computes D. Without a server, the D of such a rule is divided by
+    1 + L^2 = 2, where L = 1 bounds feature norms.
     """
     if not isinstance(config.communication, str):
         return float(config.communication)
-    if federation.whole is None:
+    if federation.whole is None:  # with a server
         return threshold(config.communication, sizes_of(federation.problem, numbers))
     if config.communication != "log-T":
         raise InputError(
@@ -262,7 +268,7 @@ def threshold_of(config: FedUCBConfig, federation: Federation, numbers: Constant
             f'"{config.communication}"'
         )
     sizes = sizes_of(federation.whole, numbers, gamma=federation.gamma)
-    # Line 6 of Algorithm 3 divides D by 1 + L^2, where L = 1 bounds feature norms.
+    # Line 6 of the paper's Algorithm 3 divides D by 1 + L^2.
     return threshold("log-T", sizes) / 2.0
 
 
@@ -277,8 +283,9 @@ def trigger(
     if config.schedule == "fixed":
         return None
     threshold_d = threshold_of(config, federation, numbers)
-    # `delay` counts rounds in which the estimator is used. Without a server, silos report one such
-    # round after the trigger fires, when all silos of the clique have received the request.
+    # `delay` counts only the rounds in which this estimator is used. With a server (`whole` is
+    # None) silos report at once. Without a server they report one such round later, because the
+    # request must first reach all silos of the clique.
     delay = 0 if federation.whole is None else 1
     if config.schedule == "determinant":
         # The paper adds M (rho_max - rho_min) I to the matrix whose determinant is compared.
@@ -296,20 +303,21 @@ def trigger(
 def centralised_bound_curves(
     config: Any, problem: ProblemSpec, numbers: Constants, threshold: float, rounds: np.ndarray
 ) -> dict[str, list[float]]:
-    """Return bounds on regret and on synchronisations at each of ``rounds``, as lists by name.
+    """Return bounds on regret and on synchronisations: name of the bound -> values at ``rounds``.
 
     The bound on group regret is `theorem_1_two_terms`. The bound on the number of synchronisations
     is `proposition_1_appendix`. ``numbers`` are the result of `constants`, and ``threshold`` is D.
     """
     radius_arguments = numbers.kappa, problem.reward_scale, config.failure_probability
     sizes = [sizes_of(problem, numbers, int(t)) for t in rounds]
-    # With noise the term M (rho_max - rho_min) I may fire the trigger, which the proof ignores.
-    proven = "" if numbers.rho_min == numbers.rho_max else ", proven without noise"
+    # With noise, the trigger's determinant has the term M (rho_max - rho_min) I, which may fire the
+    # trigger. The proof of Proposition 1 ignores this term.
+    suffix = "" if numbers.rho_min == numbers.rho_max else ", proven without noise"
     regret = [theorem_1_two_terms(s, threshold, beta_bar(s, *radius_arguments)) for s in sizes]
     return {
         # Theorem 1 is for silos that use their current batch at once, and not for lazy = true.
         **({} if config.lazy else {"theorem-1": regret}),
-        f"synchronisations-proposition-1{proven}": [
+        f"synchronisations-proposition-1{suffix}": [
             proposition_1_appendix(s, threshold) for s in sizes
         ],
     }
@@ -324,10 +332,10 @@ def decentralised_bound_curves(
     gamma: int,
     rounds: np.ndarray,
 ) -> dict[str, list[float]]:
-    """Return the bound of Theorem 2 on group regret at each of ``rounds``, as a list by name.
+    """Return the bound of Theorem 2 on group regret: {"theorem-2": its values at ``rounds``}.
 
     The bound is `theorem_2_two_terms` for cliques of these sizes. It is for silos that use their
-    current batch at once, so the result is empty with lazy updates. ``numbers`` are the result of
+    current batch at once, so with lazy updates the result is empty. ``numbers`` are the result of
     `constants`, ``threshold`` is D before its division by 1 + L^2, and ``gamma`` is the number of
     estimators.
     """

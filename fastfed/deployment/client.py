@@ -158,7 +158,9 @@ def _refused(ids: Iterable[str], answers: Sequence[Mapping[str, Any]]) -> dict[s
 def _is_final(error: OSError, was_connected: bool, is_new: bool, deadline: float) -> bool:
     """Return True if a failed call must not be tried again.
 
-    This is so if the call has taken too long, or if the client has never reached the silo.
+    This is so if the silo has not answered in time, if there is no socket and the client has never
+    reached the silo, or if a new connection has failed after the deadline. An old connection may
+    have ended long ago, so after its failure a new connection is tried even after the deadline.
 
     Parameters
     ----------
@@ -169,7 +171,7 @@ def _is_final(error: OSError, was_connected: bool, is_new: bool, deadline: float
     is_new : bool
         True if the last attempt opened a connection.
     deadline : float
-        Monotonic time after which no attempt is made.
+        Monotonic time after which the failure of a new connection is final.
     """
     if isinstance(error, TimeoutError) or (
         isinstance(error, FileNotFoundError) and not was_connected
@@ -229,7 +231,8 @@ class Client:
         actions : array_like, shape (K, columns), optional
             The feature rows of the offered actions, in the units of the plan's columns.
         subject : str or int, optional
-            Who the person is. The plan learns from each person once.
+            Who the person is. The plan learns from each person once, or up to ``returning`` times
+            if users send bits.
         record : mapping, optional
             The person's record, if the plan has columns of records.
         among : sequence of str, optional

@@ -150,7 +150,8 @@ def made_plan(
     protocol, hidden, system, own_clocks
         As in `run`.
     room : int
-        The horizon of the plan is ``room`` times the number of patients of a silo.
+        The plan's horizon allows ``room`` * `PATIENTS` patients of a silo in each period. (The
+        horizon of a system in `SYSTEM_KEYS` is fixed there.)
     """
     # Losses of experts are in [0, 1], features of bandits in [-1/2, 1/2].
     system_settings = SYSTEM_KEYS.get(system, {"batch_size": PATIENTS * room})
@@ -162,7 +163,8 @@ def made_plan(
         raise InputError(f"{system} has no choice of protocols; leave protocol out")
     if own_clocks:
         system_settings = system_settings | {"clock": {"rates": SLOW_SILO_RATES}}
-        # A batch has as many ticks as a silo has patients in a period.
+        # A batch is a period of `PATIENTS` * `room` ticks. The calendar's `round` is the length of
+        # a tick in seconds.
         calendar = {"round": period // (PATIENTS * room)}
         federation: dict[str, Any] = {}
     else:
@@ -241,16 +243,20 @@ def run(
     -------
     dict
         - ``same``: True if the model equals the undisturbed federation's model, bit for bit.
-        - ``verified``: True if every party's log is complete and consistent.
-        - ``kills``, ``theta``, ``decisions``, ``released``, ``certificate``.
+        - ``verified``: True if the logs of hub and silos are complete and consistent.
+        - ``kills``: how many times a process was killed during the run, except to make the backup.
+        - ``theta``: theta of the first silo's model at the end.
+        - ``decisions``: the number of decisions of all silos.
+        - ``released``: the number of releases in the hub's log.
+        - ``certificate``: the status of the plan's certificate.
     """
     choice("system", system, SUPPORTED_SYSTEMS)
     start_seconds = time_to_start()
-    # In a period, a process can be started eight times. On an idle machine a start takes about a
-    # second, and PERIOD is long enough.
+    # A period (in seconds) must be long enough to start a process eight times. On an idle machine a
+    # start takes about a second, and `PERIOD` is long enough.
     period = max(PERIOD, math.ceil(8.0 * start_seconds) + 2)
     start = int(time.time() + 2.0 * start_seconds) + 2
-    # With clocks a period has `PATIENTS` ticks of whole seconds.
+    # With clocks, a period is divided into `PATIENTS` ticks, and a tick must have whole seconds.
     period += -period % PATIENTS if own_clocks else 0
     plan = made_plan(home, start, protocol, hidden, period, system=system, own_clocks=own_clocks)
     address, closes = f"http://127.0.0.1:{free_port()}", plan.document.calendar.closes
@@ -336,7 +342,8 @@ def _visit_requests(
     Returns
     -------
     str
-        The path of the request that passes on the reward or the losses.
+        The path of the request that passes on the reward or the losses: "reward", "bit" or
+        "losses".
     dict
         The keys of the request to `decide`.
     callable
@@ -347,7 +354,8 @@ def _visit_requests(
         losses = [row[0] + 0.5 for row in rows]
         return "losses", {}, lambda action: {"losses": losses}
     if plan.plan.flips:
-        # Not by `bit_to_send`: the demo compares its run with one without failures.
+        # `bit_to_send` would draw a new random bit at each call. Here the bit of a patient must be
+        # the same in the run with failures and in the run without, which are compared.
         coin = random.Random(f"{silo} {patient}").random()
         low, high = plan.plan.bit_values
         return (
@@ -386,7 +394,10 @@ def _copy_state(source: Path, target: Path) -> None:
 
 
 def _restore_backup(home: Path, child: Child, client: Client, release: int, until: float) -> None:
-    """Restore a silo from its backup, and let it recover the reports that the backup lacks."""
+    """Restore a silo from its backup, and let it recover the reports that the backup lacks.
+
+    First wait until the silo has received ``release``, which the backup lacks.
+    """
     _wait_for_release(client, release, until)
     child.process.kill()
     child.process.wait()
@@ -444,17 +455,19 @@ def _wait_for_release(client: Client, release: int, until: float) -> dict[str, A
 def theta_without_failures(
     home: Path, plan: DeployedPlan, actions: dict[tuple[int, int], int]
 ) -> list[float]:
-    """Return theta of the same federation, run in one process without failures.
+    """Return theta of the demonstration's federation, run again in one process without failures.
 
     Parameters
     ----------
     home : Path
-        The folder of the killed federation, whose secrets are used.
+        The folder of the demonstration. Its parties' secrets are used again.
     plan : DeployedPlan
+        The plan of the demonstration.
     actions : dict
-        (silo, patient) -> the action in the killed federation, which must be the same here.
+        (silo, patient) -> the action in the demonstration. The run without failures must choose the
+        same actions, except with experts.
     """
-    # The clock of all parties is this number, which is set to the dates of the calendar.
+    # All parties read their time from this list. It is set to times of the calendar.
     now = [0.0]
     processes: dict[str, Process] = {}
     for name in SILOS:
@@ -482,6 +495,7 @@ def theta_without_failures(
                         f"patient {patient} of {name} got a different action without failures"
                     )
                 reward_keys = keys_for(decision.action)
+                # The path ("reward", "bit" or "losses") is also the name of the silo's method.
                 getattr(silo, path)(decision.id, reward_keys[path])
         now[0] = float(close_time)
         settle(processes)

@@ -78,8 +78,8 @@ def outline(plan: Experts) -> Plan:
 
     Its dimension is the number of experts. Its noise, regularizer and radius are placeholders.
     """
-    # An exchange is made before its round, so a release ends with the previous round.
-    ends = tuple(int(round) - 1 for round in plan.asking_rounds(plan.horizon))
+    # An exchange is made at the start of a round, so it has the losses up to the previous round.
+    ends = tuple(int(asking_round) - 1 for asking_round in plan.asking_rounds(plan.horizon))
     return Plan(
         silos=plan.silos,
         horizon=plan.horizon,
@@ -265,10 +265,12 @@ class ExpertSilo(SiloParty):
         # State saved in the store: survives a restart.
         #: Period -> number of its decisions so far that may be learned from.
         self._learning_by_period: dict[int, int] = {}
-        #: Decision id -> place, for decisions that have not ended and were stored without a place.
+        #: Decision id -> place (number of its loss in the period), for decisions that have not
+        #: ended and that an earlier version of fastfed stored without a place.
         self._old_places: dict[str, int] = {}
         # State of this process: empty after a restart.
-        #: The last period that `_tree` was called for, and the tree of each of its places.
+        #: A period, and the tree (of losses) to which each place of this period belongs: the last
+        #: result that `_tree` computed.
         self._tree_cache = 0, np.zeros(0, dtype=np.int8)
         super().__init__(deployed, *arguments, **options)
 
@@ -304,6 +306,13 @@ class ExpertSilo(SiloParty):
     ) -> tuple[Step, Decision]:
         """Draw an expert for one person by the current weights; see `SiloParty.decide`.
 
+        Returns
+        -------
+        step : Step
+            The entries that store the decision.
+        decision : Decision
+            The expert's index and name, its propensity, and the id that `losses` takes.
+
         Raises
         ------
         InputError
@@ -325,8 +334,9 @@ class ExpertSilo(SiloParty):
         stored = PlacedDecision(
             expert, propensity, release, learns, float(now), b"", b"", subject_digest, place
         )
-        # A place is taken only when its decision is stored. So decisions with places must be stored
-        # one after the other: their steps touch the same entry.
+        # The place is the number of the loss in its period, from 0. It is taken only when the
+        # decision is stored, so decisions that are learned from must be stored one after the other.
+        # For this their steps share an entry of `Step.touches`.
         return self._decided(stored, id, earlier_count, (("place", ""),) if learns else ())
 
     def _action_name(self, action: int) -> str:
@@ -356,8 +366,10 @@ class ExpertSilo(SiloParty):
     def losses(self, name: str, losses: object, now: float) -> Step:
         """Record the losses of all experts at one decision.
 
-        The losses enter the decision's place among the losses of its period, unless this period is
-        over or the reward deadline has passed. Recording the same losses again changes nothing.
+        The losses enter the decision's place among the losses of its period (its number there),
+        unless this period is over or the reward deadline has passed. Recording the same losses
+        again changes nothing. Nothing changes either if the decision has expired, that is, if its
+        losses were overdue when its record was to be erased.
 
         Parameters
         ----------
@@ -371,7 +383,7 @@ class ExpertSilo(SiloParty):
         Raises
         ------
         InputError
-            If there is not one finite number for each expert, or the decision has ended with
+            If there is not one finite number for each expert, or the decision was cancelled or has
             different losses.
         """
         self.check_recovered()
@@ -422,10 +434,11 @@ class ExpertSilo(SiloParty):
                 self._old_places[write.key] = place
 
     def _fold_record(self, name: str, ended: Any) -> None:
-        """Add the losses of a decision to the sums of the tree that its place belongs to.
+        """Add the losses of a decision to the sums of a tree of the phase, see `_tree`.
 
-        ``name`` is the id of the decision, ``ended`` its stored end. With the noise of a
-        deployment, losses are rounded to fixed point, so that their sums are exact in any order.
+        ``name`` is the id of the decision. ``ended`` is how it ended (`EndedWithLosses`), with the
+        losses. With the noise of a deployment, losses are rounded to fixed point, so that their
+        sums are exact in any order.
         """
         place = self._decision(name).place
         tree = self._tree(ended.leaf, self._old_places[name] if place is None else place)
@@ -470,6 +483,7 @@ class ExpertSilo(SiloParty):
         The same losses give the same bytes.
         """
         phase = of_trees(self.deployed).phases[release - 1]
+        # A phase has one row of `_leaf_sums`, which holds the sums of losses of its trees.
         return self.encrypt_report(release, self._leaf_sums[release - 1] / phase.batch)
 
 
@@ -487,7 +501,7 @@ class ExpertHub(Hub):
         return LossRange(self.wire.size)
 
     def _make_server(self, noise: NoiseSource | None) -> Decider:
-        """Create the object that chooses experts with noise; set the weights before phase 1."""
+        """Create the object that chooses experts with noise; set the weights at the start."""
         # `Hub` must not check reports as sums of records: `_decrypt_report` checks the losses.
         self._checks_records, self._check_units = False, noise is None
         plan = of_trees(self.deployed)
@@ -502,7 +516,8 @@ class ExpertHub(Hub):
         plan = of_trees(self.deployed)
         phase = plan.phases[envelope.release - 1]
         unit, count = plan.unit(phase) / phase.batch, phase.trees * plan.experts
-        # A phase with fewer trees than others has a report that ends with zeros.
+        # The call of `super` has refused means above 1. If a phase has fewer trees than others, its
+        # report ends with zeros.
         if (values < 0.0).any() or values[count:].any():
             raise Refused(f"{label} must be mean losses in [0, 1]")
         if self._check_units and not np.array_equal(values, exact.quantise(values, unit)):
@@ -512,13 +527,14 @@ class ExpertHub(Hub):
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
         """Return the weights of the d experts after a phase.
 
-        Each leaf of the phase chooses an expert from the sum of the silos' mean losses plus noise,
-        and moves the weights towards this expert. A silo without a report counts with losses of 0.
+        The losses of the phase form trees. Each leaf of a tree is one Frank-Wolfe step: it chooses
+        an expert from the sum of the silos' mean losses of this tree plus noise, and moves the
+        weights towards this expert. A silo without a report counts with losses of 0.
 
         Returns
         -------
         ndarray, shape (s,)
-            The weights (d,), then zeros up to the size of a message.
+            The weights (d,), then zeros up to s, the size of a message.
         """
         plan, size = of_trees(self.deployed), self.wire.size
         phase = plan.phases[release - 1]
@@ -533,6 +549,7 @@ class ExpertHub(Hub):
             # Add up the silos' losses in a fixed order, so that rounding errors are the same.
             for mean_losses in means[:, leaf.tree - 1]:
                 total += mean_losses
+            # The sealed noise of this leaf is computed from all mean losses of the phase.
             self._sealing.set_hidden_sums(number, hidden_digest)
             choice = server.decide(total)
             x = plan.move(x, choice)
@@ -595,10 +612,10 @@ class SparseSilo(ExpertSilo):
         return exact.quantum(self.plan.silos * self.plan.horizon)
 
     def report(self, release: int) -> bytes:
-        """Return the bytes of the signed report of an exchange.
+        """Return the bytes of the signed report of exchange number ``release``, from 1.
 
-        It holds each expert's sum of losses since the last exchange. The same losses give the same
-        bytes.
+        The report holds, encrypted, each expert's sum of losses since the previous exchange. The
+        same losses give the same bytes.
         """
         return self.encrypt_report(release, self._leaf_sums[release - 1])
 
@@ -624,12 +641,14 @@ class SparseHub(ExpertHub):
         """
         self._checks_records, self._check_units = False, noise is None
         plan = of_switches(self.deployed)
-        # A digest of all sums so far, from which noise is computed: no sums yet.
+        # A digest of all sums so far, from which noise is computed: no sums yet. The decider draws
+        # the first threshold's noise, which has number 1, as soon as it is created.
         self._history = digest(b"")
         self._sealing.set_hidden_sums(1, self._history)
         decider = plan.decider(self._sealing.source if noise is None else noise)
         assert isinstance(decider, SparseVector)
-        # The guarantee holds for any first expert; an earlier plan's expert was released already.
+        # The guarantee holds for any first expert. If this plan continues an earlier plan, the
+        # first expert is the last one of the earlier plan, which was released already.
         decider.begin(_expert_at_start(self.deployed))
         return decider
 
@@ -661,8 +680,9 @@ class SparseHub(ExpertHub):
         server = self._server
         assert isinstance(server, SparseVector)
         self._history = digest(self._history + packed(total))
-        # Compute the noise of this exchange's query and choice from the sums so far. Do the same
-        # for the noisy threshold that is drawn if this exchange switches: number `switches` + 2.
+        # The noise of a query or choice has the number of its exchange. The noise of the threshold
+        # that is drawn if this exchange switches has the number `switches` + 2, where `switches`
+        # counts earlier switches. Compute all of it from the sums so far.
         self._sealing.set_hidden_sums(release, self._history)
         self._sealing.set_hidden_sums(server.switches + 2, self._history)
         weights = np.zeros(self.plan.dimension)

@@ -46,9 +46,9 @@ def times(
 ) -> list[Times]:
     """Return the times of a source's cases, mapped to the plan's calendar.
 
-    Without a column of times, cases are spread evenly in the order of the table: from the
-    calendar's start until the last time at which an outcome still enters a period. These times
-    depend on the number of cases only, not on their values.
+    Without a column of times, cases are spread evenly in the order of the table. They begin at the
+    calendar's start, and end early enough that each outcome, which follows after ``source.delay``,
+    still enters a period. These times depend on the number of cases only, not on their values.
 
     Parameters
     ----------
@@ -57,7 +57,8 @@ def times(
     cases : sequence of Case
         The cases of the source.
     silo : int, optional
-        Index of the silo, which a plan with clocks needs.
+        Index of the silo. Needed if the plan has clocks, because silos then close their periods at
+        different times.
 
     Raises
     ------
@@ -107,7 +108,8 @@ def survey(
 ) -> dict[str, Any]:
     """Count what a replay of these cases would do, without revealing values of records.
 
-    ``silo`` is the index of the silo, which a plan with clocks needs.
+    ``silo`` is the index of the silo. It is needed if the plan has clocks, because silos then close
+    their periods at different times.
 
     Returns
     -------
@@ -121,8 +123,8 @@ def survey(
         - ``learned``: the number of cases whose outcome is known in time. With `Source.action` it
           is an upper bound, because an outcome is used only if the model chooses the same action.
         - ``too_late``, ``repeated``, ``no_outcome``: the numbers of cases that are not learned from
-          for these reasons. A case is repeated if its person came before as often as the plan
-          learns from a person.
+          for these reasons. A case is repeated if its person already has as many earlier cases as
+          the plan may learn from one person.
         - ``dropped``: the number of all cases that are not learned from.
         - ``beyond_cap``: the number of cases in excess of ``caps``.
         - ``missing``, ``clipped``: column -> number of missing or clipped cells.
@@ -137,7 +139,7 @@ def survey(
     calendar = plan.calendar_of(silo or 0)
     releases = len(calendar.closes)
     claim, decisions_of = plan.plan.privacy, Counter[str]()
-    returning = 1 if claim is None else claim.max_participations
+    most_per_person = 1 if claim is None else claim.max_participations
     periods = [0] * releases
     beyond_cap = too_late = learned = no_outcome = repeated = 0
     # Go through the cases in the order of time, with the same rules as the silo.
@@ -145,7 +147,7 @@ def survey(
         zip(times(plan, source, cases, silo), cases, strict=True), key=_decision_time
     ):
         period = calendar.period(event_time.came)
-        is_repeated = decisions_of[case.subject] >= returning
+        is_repeated = decisions_of[case.subject] >= most_per_person
         if period > releases or is_repeated:
             repeated += is_repeated
             continue
@@ -260,38 +262,40 @@ class Replay:
             If the silo refuses an event. The next call tries the event again.
         """
         while self.due <= now:
-            _, row, name = self._events[0]
+            _, row, decision_id = self._events[0]
             case = self._cases[row]
-            if name:
-                # The silo's application may have ended this decision.
-                if name not in self._silo.party.ended:
-                    self._end(name, case)
+            if decision_id:
+                # The event is the outcome of this decision, unless the silo's application has ended
+                # the decision.
+                if decision_id not in self._silo.party.ended:
+                    self._end(decision_id, case)
                 heapq.heappop(self._events)
             else:
-                # A silo that must be recovered would not learn from this decision, so try later.
+                # The event is a new decision. A silo that must be recovered would not learn from
+                # this decision, so try later.
                 self._silo.party.check_recovered()
                 decision = self._silo.decide(record=case.record, subject=case.subject)
                 heapq.heapreplace(self._events, (self._times[row].known, row, decision.id))
 
-    def _end(self, name: str, case: Case) -> None:
+    def _end(self, decision_id: str, case: Case) -> None:
         """Pass the outcome of a decision to the silo, or cancel the decision.
 
-        ``name`` is the id of the decision, and ``case`` its row. The decision is cancelled if the
-        row does not have the outcome of the action that the silo chose.
+        ``case`` is the row of the decision. The decision is cancelled if this row does not have the
+        outcome of the action that the silo chose.
         """
         party = self._silo.party
-        action = party.deployed.document.schema.action(party.decisions[name].action)
+        action = party.deployed.document.schema.action(party.decisions[decision_id].action)
         by_action = case.outcome_by_action
         outcome = by_action.get(action) if by_action else case.outcome
         if outcome is None or case.taken not in (None, action):
-            self._silo.cancel(name)
+            self._silo.cancel(decision_id)
         elif flips := party.plan.flips:
             # In a rehearsal this process is also the user's device.
-            index = party.decisions[name].action
+            index = party.decisions[decision_id].action
             reward = party.deployed.document.schema.reward(outcome, index)
-            self._silo.bit(name, bit_to_send(reward, flips))
+            self._silo.bit(decision_id, bit_to_send(reward, flips))
         else:
-            self._silo.outcome(name, outcome)
+            self._silo.outcome(decision_id, outcome)
 
     def run(self, stop: threading.Event, say: Callable[[str], None] = print) -> None:
         """Replay until no events remain or ``stop`` is set.

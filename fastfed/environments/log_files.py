@@ -79,7 +79,8 @@ def read_vw(path: Path) -> list[Decision]:
     Raises
     ------
     InputError
-        For a file that cannot be read, and for lines that are not of one of the two forms.
+        For a file that cannot be read, and for lines that have neither of the two forms of this
+        module.
     """
     data = file_content(path, str(path))
     kind = other_kind(data, path.name) or columnar(data)
@@ -115,7 +116,7 @@ def _blocks(lines: list[str]) -> Iterator[list[tuple[int, str]]]:
 
 
 def _parse_line(where: str, line: str) -> Decision:
-    """Return the decision that one line logs. ``where`` names the file and the line."""
+    """Return the decision of one line of the log. ``where`` names the file and the line."""
     label, shared = _label_and_features(where, line)
     decision = Decision(where, shared)
     _set_label(decision, where, label)
@@ -125,7 +126,7 @@ def _parse_line(where: str, line: str) -> Decision:
 
 
 def _parse_block(path: str, block: list[tuple[int, str]]) -> Decision:
-    """Return the decision that the numbered lines of one block log.
+    """Return the decision that is logged in one block of numbered lines.
 
     The first line may hold features that all actions share. Each other line is an action, and the
     line of the chosen action has a label. ``path`` names the file, for error messages.
@@ -162,7 +163,8 @@ def _parse_block(path: str, block: list[tuple[int, str]]) -> Decision:
 def _set_label(decision: Decision, where: str, label: str) -> None:
     """Set the chosen action, reward and propensity of a decision from a label.
 
-    The label is action:cost:probability. ``where`` names its file and line, for error messages.
+    The label is action:cost:probability, and the reward is minus the cost. ``where`` names its file
+    and line, for error messages.
     """
     parts = label.split(":")
     valid = len(parts) == 3 and _ACTION.fullmatch(parts[0])

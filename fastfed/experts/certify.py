@@ -29,18 +29,20 @@ _ABOUT_LOSSES = (
 def certificate_of_choices(
     plan: ExpertPlan, problem: ProblemSpec, one: OneLoss, drawn: str
 ) -> Certificate:
-    """Return the certificate for one record, which may affect several losses.
+    """Return a plan's certificate: it protects one record, which may affect several losses.
+
+    If it may affect more than one, a side certificate ("item") protects each single loss.
 
     Parameters
     ----------
     plan : ExpertPlan
-        A plan with a claim, whose releases are one privacy event.
+        A plan with a claim, all of whose releases together are one event of `released`.
     problem : ProblemSpec
         Sizes, and guarantees about the losses.
     one : OneLoss
-        The event of replacing one loss.
+        The privacy event in which one loss is replaced.
     drawn : str
-        The caveat about the precision of a simulation's random draws.
+        Text of the caveat about the precision of a simulation's random draws.
     """
     claim = plan.privacy or Claim(source=plan.protocol.source)
     events = released(plan)

@@ -30,9 +30,10 @@ VERBS = {
 
 
 def sharing_sentence(results: Results) -> str:
-    """Return a sentence about which curves end below their baseline; "" without a baseline.
+    """Return a sentence that compares curves' final regret with their baseline; "" without one.
 
-    A difference counts if it is beyond two standard errors, more if replicates are few.
+    A difference counts if it is larger than two standard errors. With few replicates it must be
+    larger than more standard errors, see `beyond`.
     """
     differences = [pair for pair in baseline_differences(results) if pair is not None]
     is_local_baseline = all(results[pair.second].algorithm == LOCAL_SYSTEM for pair in differences)
@@ -42,26 +43,26 @@ def sharing_sentence(results: Results) -> str:
     if not differences:
         return ""
     baselines = {pair.second: pair.second_regret for pair in differences}
-    named = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
+    baseline_text = " or ".join(f"{label} ({value:.4g})" for label, value in baselines.items())
     if len(baselines) > 2:
-        named = "the baseline of the same size"
+        baseline_text = "the baseline of the same size"
     subject, *verbs = VERBS[is_local_baseline]
     of_all = f" of {len(differences)} curves" if len(differences) > NAMED else ""
     clauses: list[str] = []
     for verb, sign in zip(verbs, (-1, 1, 0), strict=True):
         if group := [pair for pair in differences if pair.sign == sign]:
-            clauses.append(f"{'it' if clauses else subject} {verb} {_names(group, of_all)}")
-    text = f"Against {named}, {'; '.join(clauses)}"
+            clauses.append(f"{'it' if clauses else subject} {verb} {_group_text(group, of_all)}")
+    text = f"Against {baseline_text}, {'; '.join(clauses)}"
     single = max(pair.replicates for pair in differences) < 2
     return f"{text} (one replicate has no standard error)." if single else f"{text}."
 
 
-def _names(group: Sequence[Difference], of_all: str) -> str:
-    """Return a text with the curves of a group and their differences.
+def _group_text(group: Sequence[Difference], of_all: str) -> str:
+    """Return a text with the curves of a group and their differences to the baseline.
 
-    ``of_all`` is empty, or such as " of 20 curves" if there are too many curves to name all. Then
-    the text for a group of more than ``FEW`` curves has their number, followed by ``of_all``, and
-    the range of their differences.
+    If all groups together have too many curves to name each, ``of_all`` is a text such as " of 20
+    curves"; otherwise it is empty. With ``of_all``, a group of more than ``FEW`` curves is not
+    named: its text is the number of its curves, then ``of_all``, then the range of differences.
     """
     ordered = sorted(group, key=lambda pair: pair.mean)
     if of_all and len(group) > FEW:
@@ -134,8 +135,9 @@ def notes_on_curves(results: Results) -> list[str]:
 def _not_better_than_random(results: Results) -> tuple[list[str], bool]:
     """Return labels of curves not shown to be better than random actions, and a bool.
 
-    Curves are compared with the curve of random actions of the same size. If there is none, they
-    are compared with an estimate of its regret, and the bool is True.
+    Each curve is compared with the curve of random actions of the same size. If there is no such
+    curve, it is compared with an estimate of the regret of random actions. The bool is True if this
+    happened for any curve.
     """
     random = [curve for curve in results.curves if curve.algorithm == CHANCE]
     estimated = False
@@ -184,7 +186,10 @@ def _is_not_below_zero(difference: Difference) -> bool:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """Return labels as a list; of more than ``NAMED`` only the first few are named."""
+    """Return a text that lists labels.
+
+    If there are more than ``NAMED``, it names the first ``FEW`` and counts the others.
+    """
     named = labels if len(labels) <= NAMED else labels[:FEW]
     # Labels of sweeps have commas inside.
     separator = "; " if any("," in label for label in named) else ", "

@@ -175,13 +175,14 @@ class PolicyPlan:
 
         The policy's class receives the plan's ``parameters``. It also receives the sizes of the
         problem, the index of the silo and a seed, each only if the class has a parameter of that
-        name (see `OFFERED`).
+        name (see `OFFERED`). The seed that it receives is derived from ``seed``, ``replicate`` and
+        the index of the silo.
         """
         policy_type = policy_class(self.policy)
-        # 63 random bits, so that the seed fits into a signed 64-bit integer.
-        key = rng.key(seed, 0, replicate, silo, 2**32 - 1) >> 1
+        # The policy's seed has 63 random bits, so that it fits into a signed 64-bit integer.
+        policy_seed = rng.key(seed, 0, replicate, silo, 2**32 - 1) >> 1
         available_arguments = dict(
-            zip(OFFERED, (self.dimension, self.horizon, self.silos, silo, key), strict=True)
+            zip(OFFERED, (self.dimension, self.horizon, self.silos, silo, policy_seed), strict=True)
         )
         try:
             signature = inspect.signature(policy_type).parameters

@@ -48,7 +48,7 @@ Test = Callable[[np.ndarray], np.ndarray]
 
 
 def reachable(released: object, contribution: object, scale: object) -> np.ndarray:
-    """Return for each entry if noise can have led from the contribution to the released value.
+    """Return, for each entry, whether some noise leads from the contribution to the released value.
 
     The entry is True if some double z has fl(contribution + fl(scale z)) == released, where fl is
     rounding to float64.
@@ -62,8 +62,8 @@ def reachable(released: object, contribution: object, scale: object) -> np.ndarr
     Returns
     -------
     ndarray of bool
-        True if such a z exists. It may be a z that the sampler of the noise never draws. But if the
-        sampler drew the noise of this release, the entry is never False.
+        True if such a z exists, even if the sampler of the noise never draws this z. If the value
+        was released with this contribution, the entry is always True.
 
     Raises
     ------
@@ -94,13 +94,15 @@ def _neighbours(values: np.ndarray, count: int) -> np.ndarray:
 def _reachable(m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
     """Return `reachable` for released values m, contributions c and scales s of equal shapes."""
     with np.errstate(invalid="ignore", over="ignore"):
-        # Test the doubles y nearest to m - c. If doubles near m - c are closer to each other than
-        # doubles near m, c + y rounds to m for all tested y, and one of any three neighbouring
-        # doubles is a product s z. Otherwise only the y nearest to m - c can give m.
+        # Is there a product y = fl(s z) for which c + y rounds to m? Test the doubles y nearest to
+        # m - c. If doubles are much denser near m - c than near m, then c + y rounds to m for at
+        # least three neighbouring y, and one of any three neighbouring doubles is a product.
+        # Otherwise c + y rounds to m only for a few y, and all of these are tested.
         y = _neighbours(m - c, _NEIGHBOURS)
         rounds_to_m = c[..., None] + y == m[..., None]
         z = _neighbours(y / s[..., None], 2)
         is_product = (s[..., None, None] * z == y[..., None]).any(axis=-1)
+    # For m == c there is always z = 0.
     result: np.ndarray = (rounds_to_m & is_product).any(axis=-1) | (m == c)
     return result
 
@@ -122,8 +124,12 @@ class LaplaceDraws:
     quantile: Callable[[np.ndarray], np.ndarray]
 
     def near(self, z: np.ndarray) -> np.ndarray:
-        """Return the sampler's draws that are nearest to each z, along a new last axis."""
-        # Start at the nearer tail, where the cdf is accurate.
+        """Return the sampler's draw nearest to each z, and its neighbours, along a new last axis.
+
+        There are `_NEIGHBOUR_DRAWS` neighbours on either side.
+        """
+        # Compute the random number k of the nearest draw. Count k from the nearer tail, where the
+        # cdf is accurate.
         tail_index = np.floor(0.5 * np.exp(-np.abs(z)) * 2.0**self.bits)
         last = 2.0**self.bits - 1.0
         nearest = np.where(z < 0.0, tail_index, last - tail_index)
@@ -131,7 +137,7 @@ class LaplaceDraws:
         return self.quantile(np.clip(indices, 0.0, last))
 
     def image(self, m: np.ndarray, c: np.ndarray, s: np.ndarray) -> np.ndarray:
-        """Return True where c + s z rounds to m for some possible draw z: the `Image` of the noise.
+        """Return True where c + s z rounds to m for some draw z of this sampler (see `Image`).
 
         m are released values, c contributions and s scales, of shapes that broadcast.
         """
@@ -204,7 +210,8 @@ def float_noise_test(channel: Channel) -> Test:
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each candidate record whether it can lead to the released doubles.
 
-        A record is possible if one of its variants is possible.
+        A record is possible if one of its variants is possible. A variant holds the record's
+        contributions for one value of a secret (see `Channel`).
         """
         n, variants, entries = channel.contributions.shape
         rows = channel.contributions.reshape(n * variants, entries)
@@ -227,31 +234,36 @@ def rotated_mean_test(
 ) -> Test:
     """Return the test of a private mean that is computed in rotated coordinates.
 
-    The test excludes records for which no signs of the rotation and no noise give the released
-    mean. A rotation is given by one of the v rows of ``signs`` (v, d), where d is a power of two.
-    ``means`` (n, v, d) holds the mean without noise for each candidate record, in the coordinates
-    of each rotation. The release is mean + ``scale`` times ``draws``, rotated back. The test undoes
-    the rotation up to rounding, rotates every draw near the result back, and compares all bits with
-    the release.
+    The test excludes a record if no combination of rotation and noise gives the released mean. A
+    rotation is given by one of the v rows of ``signs`` (v, d), where d is a power of two. ``means``
+    (n, v, d) holds the mean without noise for each candidate record, in the coordinates of each
+    rotation. The release is mean + ``scale`` times ``draws``, rotated back. The test undoes the
+    rotation up to rounding, rotates every draw near the result back, and compares all bits with the
+    release.
     """
     d = means.shape[-1]
     root = np.sqrt(d)
 
     def test(released: np.ndarray) -> np.ndarray:
         """Return for each candidate record whether it can lead to the released mean."""
+        # The released mean in the coordinates of each rotation (v, d), up to rounding.
         approximate = hadamard(released * signs) / root
-        # Five standard deviations of the rounding error. `sound_tests` checks that this suffices.
+        # 3.5 spacings of doubles are five standard deviations of the rounding error. `sound_tests`
+        # checks that this suffices.
         tolerance = 3.5 * np.spacing(max(np.abs(released).max(), np.abs(approximate).max()))
         values = means[..., None] + scale * draws.near((approximate - means) / scale)
         is_close = np.abs(values - approximate[None, :, :, None]) <= tolerance
-        # If the outermost draws are close too, other close draws may be missing: exclude nothing.
+        # `near` returns a limited number of draws. If the first or the last of them is still close,
+        # further close draws may be missing: do not exclude this record.
         undecided = (is_close[..., 0] | is_close[..., -1]).any(axis=2)
         possible: np.ndarray = undecided.any(axis=1)
         rows, owners = [], []
         decided = is_close.any(axis=3).all(axis=2) & ~undecided
+        # Rotate all combinations of close values back, one value for each coordinate.
         for i, variant in zip(*np.nonzero(decided), strict=True):
-            lists = [values[i, variant, j][is_close[i, variant, j]] for j in range(d)]
-            combinations = np.stack(np.meshgrid(*lists, indexing="ij"), axis=-1).reshape(-1, d)
+            close_values = [values[i, variant, j][is_close[i, variant, j]] for j in range(d)]
+            grid = np.meshgrid(*close_values, indexing="ij")
+            combinations = np.stack(grid, axis=-1).reshape(-1, d)
             rows.append(hadamard(combinations) / root * signs[variant])
             owners.append(np.full(len(combinations), i))
         if rows:
@@ -263,9 +275,10 @@ def rotated_mean_test(
 
 
 def _candidate_steps(channel: Channel) -> list[np.ndarray]:
-    """Return possible steps (e,) of which all draws of the noise may be multiples.
+    """Return steps to try: arrays (e,) with one step for each of the e released values.
 
-    They are powers of two, and powers of two times the scales of the noise.
+    The attacker tries whether the noise in each value is always a multiple of the value's step. The
+    steps are powers of two, and powers of two times the scales of the noise.
     """
     ones = np.ones_like(channel.scales)
     return [unit * 2.0**k for k in range(0, -50, -1) for unit in (ones, channel.scales)]
@@ -280,13 +293,14 @@ def _on_step(released: np.ndarray, rows: np.ndarray, step: np.ndarray) -> np.nda
 
 
 def learn_step(channel: Channel, seen_releases: list[tuple[int, np.ndarray]]) -> np.ndarray | None:
-    """Return the largest step (e,) of which the noise in all given releases is a multiple.
+    """Return a step (e,) of which the noise in all given releases is a multiple.
 
-    ``seen_releases`` are pairs (index of the true record, released values (e,)). Only a step that
-    is much larger than the distance of neighbouring doubles is informative. Return None if there is
-    no such step.
+    The step is the first such step of `_candidate_steps` that is informative, that is, at least
+    `_MIN_STEP_ULPS` times the distance of neighbouring doubles. Return None if there is none.
+    ``seen_releases`` are pairs (index of the true record, released values (e,)).
     """
-    rows = np.array([channel.contributions[i] for i, _ in seen_releases])  # (t, v, e)
+    # Contributions of the true records, (number of releases, variants, e).
+    rows = np.array([channel.contributions[i] for i, _ in seen_releases])
     released = np.array([values for _, values in seen_releases])[:, None, :]
     spacing = np.spacing(np.abs(released).max())
     for step in _candidate_steps(channel):
@@ -300,11 +314,15 @@ def learn_step(channel: Channel, seen_releases: list[tuple[int, np.ndarray]]) ->
 def residue_test(channel: Channel, step: np.ndarray) -> Test:
     """Return the test that excludes records for which the noise would be no multiple of ``step``.
 
-    The noise is the released value minus the record's contribution. ``step`` has shape (e,).
+    The noise is the released value minus the record's contribution. ``step`` (e,) has one step for
+    each of the e released values.
     """
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each record whether release minus contribution is a multiple of the step."""
+        """Return for each record whether release minus contribution is a multiple of the step.
+
+        One variant of the record's contributions (see `Channel`) is enough.
+        """
         on_grid: np.ndarray = np.all(_on_step(released, channel.contributions, step), axis=2)
         return np.asarray(on_grid.any(axis=1))
 
@@ -334,7 +352,7 @@ def grid_test(channel: Channel, trials: int) -> Test:
     )
 
     def test(released: np.ndarray) -> np.ndarray:
-        """Return for each record whether its release is on the grid of all its releases."""
+        """Return for each record whether the released values are on the grid of this record."""
         return np.asarray(np.all(lowest_bit(released) >= finest, axis=1))
 
     return test
@@ -381,6 +399,8 @@ def sound_tests(
     """Return the tests by name that never excluded the true record, and the names of the others.
 
     Tests are tried on ``trials`` releases of known records, which anyone with the code can make.
+    The generator ``draw`` chooses these records. The first half of the releases also serves to
+    learn the step of the noise, for `residue_test`.
     """
     known_releases = [
         (int(i), channel.send(int(i))) for i in draw.integers(channel.candidates, size=trials)

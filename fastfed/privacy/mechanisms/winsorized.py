@@ -159,9 +159,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     def rotated_radius(self) -> float:
         """Return r', the radius of an interval that is expected to contain a rotated coordinate.
 
-        The coordinate is that of all vectors. r' is 10 r sqrt(ln(d2 M / beta) / d2), but at most
-        `rotated_bound`. Here r is ``radius``, d2 is ``padded``, M is ``silos``, and beta is
-        ``concentration_failure``.
+        The interval is expected to contain this coordinate of all vectors. r' is
+        10 r sqrt(ln(d2 M / beta) / d2), but at most `rotated_bound`. Here r is ``radius``, d2 is
+        ``padded``, M is ``silos``, and beta is ``concentration_failure``.
         """
         d2 = self.padded
         log = math.log(d2) + math.log(self.silos) - math.log(self.concentration_failure)
@@ -174,10 +174,10 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise_stds(self) -> dict[str, float]:
-        """Return the std of the Laplace noise in each coordinate of a mean.
+        """Return {"mean": the std of the Laplace noise in each coordinate of a mean}.
 
-        It is sqrt(2) 8 r' / (M epsilon'), where r' is `rotated_radius`. The inverse rotation does
-        not change this std.
+        The std is sqrt(2) 8 r' / (M epsilon'), where r' is `rotated_radius`, M is ``silos``, and
+        epsilon' is ``epsilon_coordinate``. The inverse rotation does not change this std.
         """
         scale = laplace_scale(self.silos, self.epsilon_coordinate, self.rotated_radius)
         return {"mean": math.sqrt(2.0) * scale}
@@ -225,9 +225,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     ) -> np.ndarray:
         """Return the private mean (d,) of vectors (M, d), computed from given uniforms.
 
-        A vector that is not finite counts as zero. ``signs`` (d2,) are -1 or 1, drawn at random and
-        independent of the vectors; they may be public. ``range_uniforms`` and ``laplace_uniforms``
-        (d2,) are in (0, 1). They must be secret, and must not be used again.
+        A vector that is not finite counts as zero. d2 is ``padded``. ``signs`` (d2,) are -1 or 1,
+        drawn at random and independent of the vectors; they may be public. ``range_uniforms`` and
+        ``laplace_uniforms`` (d2,) are in (0, 1). They must be secret, and must not be used again.
 
         Raises
         ------
@@ -262,8 +262,9 @@ class WinsorizedMean(msgspec.Struct, frozen=True, kw_only=True):
     ) -> np.ndarray:
         """Return the private mean (d,) of vectors (M, d), computed by exact sampling.
 
-        ``signs`` are those of `apply`. ``ranges`` and ``noises`` are exact draws (d2,) for the
-        choices of ranges and for the Laplace noise. The guarantee holds exactly for this release.
+        ``signs`` (d2,) are as in `apply`, where d2 is ``padded``. ``ranges`` and ``noises`` are
+        exact draws (d2,) for the choices of ranges and for the Laplace noise. The guarantee holds
+        exactly for this release.
         """
         x = array("vectors", vectors, shape=(self.silos, self.dimension), finite=False)
         sign_array = array("signs", signs, shape=(self.padded,))
@@ -314,17 +315,19 @@ def calibrate_winsorized(
     Parameters
     ----------
     budget : Budget
-        The unit is the party with one vector: "user" or "silo". The account is for replacement,
-        which covers "zero-out".
+        The unit is the party with one vector: "user" or "silo". The account is for the replacement
+        of a vector by any other. So it also covers the relation "zero-out".
     silos, dimension, radius, bound, concentration_failure
-        See `WinsorizedMean`. Of these, epsilon' depends on the dimension only.
+        See `WinsorizedMean`. Of these, only the dimension affects epsilon', the budget of one
+        coordinate.
     releases : int
         Number of releases, >= 0.
     calibration : {"exact", "printed"}
         "exact": the largest epsilon' whose proven composition over releases x d2 coordinates meets
-        the budget. "printed": eps0 = epsilon / sqrt(6 P ln(2/delta)) and delta0 = delta / (2 P) for
-        each of P = phases, and epsilon' = eps0 / sqrt(6 d2 ln(1/delta0)) for each coordinate
-        (huang-2023, Algorithms 1 and 4). This mostly uses far less than the budget.
+        the budget, where d2 is the smallest power of two >= dimension. "printed":
+        eps0 = epsilon / sqrt(6 P ln(2/delta)) and delta0 = delta / (2 P) for each of P = phases,
+        and epsilon' = eps0 / sqrt(6 d2 ln(1/delta0)) for each coordinate (huang-2023, Algorithms 1
+        and 4). "printed" mostly uses far less than the budget.
     phases : int, optional
         P; default: releases.
 
@@ -399,7 +402,7 @@ def _printed_remark(budget: Budget, eps0: float, phases: int) -> str:
 
 
 def _largest_epsilon_coordinate(budget: Budget, coordinates: int) -> float:
-    """Return the largest epsilon' of a coordinate with which all coordinates meet the budget.
+    """Return the largest epsilon' of a coordinate such that all coordinates meet the budget.
 
     ``coordinates`` is the number of coordinates in all releases together.
     """
