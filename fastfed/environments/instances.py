@@ -156,7 +156,7 @@ def diversity(
 ) -> Diversity:
     """Estimate the constants lambda_0 and C_0 of an environment from its contexts.
 
-    `Diversity` defines both: lambda_0 measures the diversity of contexts, C_0 the small gaps.
+    `Diversity` defines both.
 
     Parameters
     ----------
@@ -183,10 +183,10 @@ def diversity(
     Notes
     -----
     Source: huang-2023, Assumptions 3.1 and 3.2. The best action is the action with the largest
-    expected reward, the first if there are several. The gap is the difference of its expected
-    reward to that of the second best action. So a gap of at most e means that at least one other
-    action is within e of the best. The paper prints that all other actions are, but uses that one
-    is.
+    expected reward, the first if there are several. The gap is the difference between the expected
+    rewards of the best and the second best action. So the gap is at most e if one other action is
+    within e of the best. For this event the paper prints "for all" other actions, but uses "for
+    one".
 
     lambda_0 is estimated by the least eigenvalue of the mean of x x' over all rounds. Its standard
     error is computed from the least eigenvalues of 20 batches of rounds. The least eigenvalue is

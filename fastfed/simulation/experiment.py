@@ -125,11 +125,11 @@ class Curve:
 
         It is 2 if a tighter account replaced the first one, so that the noise became less, else 1.
         This happened for release "honaker", and for the exact calibration of "shuffle-amplified"
-        if its noise comes from the amplification Lemma F.2 (`amplification.AmplifiedTree`).
+        if its noise comes from Lemma F.2 of zhou-chowdhury-2024 (`mechanisms.amplification`).
         """
         if self.keys.get("release") == "honaker":
             return 2
-        # Only certificates by the lemma have the condition HIDING.
+        # The certificate has the condition HIDING only if the lemma proves its epsilon.
         conditions = getattr(self.system.certificate, "conditions", ())
         uses_lemma = self.keys.get("protocol") == "shuffle-amplified" and HIDING in conditions
         return 2 if uses_lemma and self.keys.get("calibration") == "exact" else 1
@@ -148,7 +148,8 @@ class Curve:
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):
             return 2
-        # For Theorem 2.7 of gao-2024, only the best expert is random. Its losses are not.
+        # The losses of Theorem 2.7 of gao-2024 follow from the best expert, which is drawn at
+        # random. They are not 0 or 1 at random.
         if isinstance(environment, LowerBoundLosses) and environment.theorem != "2.7":
             return 2
         radius = getattr(plan, "radius", None)
@@ -445,8 +446,7 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
 
     If the table has ``silos`` or a number of the environment, such as its dimension, the curve's
     problem is ``base`` with this value. If the algorithm has a key of the same name, the value is
-    for the algorithm, and ``base`` is unchanged.
-    Messages of InputError name the curve and the key.
+    for the algorithm instead. Messages of InputError name the curve and the key.
     """
     label = spec["label"]
     try:
@@ -786,7 +786,7 @@ def find_beside(environment: Any, path: Path) -> None:
     """Resolve file names in an environment's table, in place.
 
     ``path`` is the spec file. A relative name becomes the path of the file in the folder of the
-    spec, if such a file exists there. Names in a list always become paths in this folder.
+    spec, if such a file exists there. Relative names in a list always become paths in this folder.
     """
     if not isinstance(environment, dict):
         return

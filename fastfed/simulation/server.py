@@ -287,13 +287,14 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     if plan.own is not None:
         # Local rounds need a factor and a mean, or two of each with a sieve. A posterior also needs
         # the raw sums of all rounds, the other silos' released sums, and the sums that the silo has
-        # sent. If local rounds come between shared rounds, it also needs the raw sums of the latter.
+        # sent. If local rounds come between shared rounds (`mixed`), it also needs the raw sums of
+        # the shared rounds.
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
     if isinstance(plan, DelayedPlan):
         bytes_per_silo += len(plan.arrivals) * (8 * plan.dimension + 2 * OBJECT)
-    # Three copies of a message: the message, its copy, and the shuffler's copy.
+    # Memory for three arrays: a message, its copy, and the shuffler's copy.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]
     if plan.individual and plan.encoding is not None:

@@ -78,8 +78,8 @@ def flips_of(epsilon: float, bits: int = 1) -> int:
         flips += 1
     if flips >= FLIP_UNITS // 2:
         raise InputError(
-            f"epsilon of one bit must be at least 1e-15, got {float(bit_epsilon):g}: the bit would be a "
-            "fair coin"
+            f"epsilon of one bit must be at least 1e-15, got {float(bit_epsilon):g}: the bit "
+            "would be a fair coin"
         )
     return flips
 

@@ -149,7 +149,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases together, to the records of one user.
+        """Return the squared sensitivity, to one user's records, of all releases together.
 
         The unit is the squared sensitivity of one batch to one record.
         """
@@ -244,7 +244,7 @@ def record_sensitivity(
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Return the squared sensitivity of all releases together, to the records of one user.
+    """Return the squared sensitivity, to one user's records, of all releases together.
 
     The unit is the squared sensitivity of one batch to one record. ``release`` is the release type,
     ``releases`` the number of releases, ``returning`` the largest number of batches of one user,
@@ -275,9 +275,7 @@ def exact_std(
     joint = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
     squared_release_sensitivity = squared_of(release, releases, returning, factor)
     return (
-        math.sqrt(squared_release_sensitivity)
-        * joint
-        / gaussian_mu(budget.epsilon, budget.delta)
+        math.sqrt(squared_release_sensitivity) * joint / gaussian_mu(budget.epsilon, budget.delta)
     )
 
 
@@ -638,7 +636,9 @@ class Privatizer(GaussianTree, frozen=True):
         if self.schedule_rounds:
             covariance_sensitivity = _covariance_sensitivity(named_relation(relation, self.budget))
             nodes_per_record = tree_levels(self.schedule_rounds)
-            mu = math.hypot(mu, math.sqrt(nodes_per_record) * covariance_sensitivity / self.schedule_std)
+            mu = math.hypot(
+                mu, math.sqrt(nodes_per_record) * covariance_sensitivity / self.schedule_std
+            )
         return math.sqrt(self.silos_met) * mu
 
     @property
@@ -710,7 +710,7 @@ def calibrate_privatizer(
     budget : Budget
         The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
-        n, the number of releases. If the data decide when a silo synchronises, n is T, the number
+        n, the number of releases. If the data decide when a silo synchronises, pass T, the number
         of rounds.
     calibration : {"exact", "theorem"}
         "theorem" takes the noise of `node_noise_std`, and "exact" the least noise that meets the
