@@ -72,9 +72,10 @@ class Located:
     __slots__ = ()
 
     def where_is(self, name: str) -> str:
-        """Return the expression that reads ``name`` from an object inside this one, or "".
+        """Return an expression such as "system.certificate.status" that reads ``name``, or "".
 
-        It is called for names that are not attributes of this object itself.
+        It is called if this object has no attribute ``name``. The result is shown in the error
+        message. It is "" if no object inside this one has the attribute either.
         """
         raise NotImplementedError
 

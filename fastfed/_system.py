@@ -113,6 +113,7 @@ def agreed(plan: Any, certificate: Certificate) -> Certificate:
         conditions = (*certificate.conditions, UNVERIFIED)
         return msgspec.structs.replace(certificate, status="conditional", conditions=conditions)
     verify(plan, epsilons)
+    # The claim of a certificate is about the first privacy event of its plan (`released`).
     exact_guarantee, budget = certificate.exact, claim.budget
     if exact_guarantee is not None and not same((exact_guarantee.epsilon,), epsilons[:1]):
         raise InputError(

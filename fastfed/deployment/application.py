@@ -55,7 +55,7 @@ KEYS_BY_PATH = {
 }
 #: Paths whose requests store something about one decision.
 DECISION_PATHS = ("/decide", "/reward", "/outcome", "/losses", "/bit", "/cancel")
-#: Path of a request with many items -> path of a request with one item.
+#: Path of a request with many items -> the single path: that of a request with one such item.
 SINGLE_PATHS = {"/decide_many": "/decide", "/reward_many": "/reward"}
 
 # ---- the calls of a request, and its answer ------------------------------------------------------
@@ -84,9 +84,9 @@ def _checked(path: str, request: object) -> dict[str, Any]:
 
 
 def _call_of(silo: SiloProcess, path: str, body: object) -> Call[Any]:
-    """Return the call of a silo's method that a request with a path of `DECISION_PATHS` needs.
+    """Return the call of a method of the silo's party that answers a request.
 
-    ``body`` is the request's parsed JSON.
+    ``path`` is one of `DECISION_PATHS`, and ``body`` the request's parsed JSON.
     """
     party, now = silo.party, silo.now
     keys = _checked(path, body)
@@ -106,12 +106,15 @@ def _call_of(silo: SiloProcess, path: str, body: object) -> Call[Any]:
 
 
 def calls_of(silo: SiloProcess, path: str, body: object) -> list[Call[Any]]:
-    """Return the calls of a request; an empty list if its path stores nothing about decisions.
+    """Return the calls of a request: one for each decision or reward in it.
+
+    There is none if requests with this path store nothing about decisions, such as "/status".
+    If a request has many items and one of them is wrong, its call is done and has failed.
 
     Raises
     ------
     InputError
-        If the path or a key is unknown. A wrong item of many becomes a call that has failed.
+        If the path or a key of the request is unknown, or a request with a single item is wrong.
     """
     if path in DECISION_PATHS:
         return [_call_of(silo, path, body)]
@@ -146,9 +149,11 @@ def _decision(decision: Decision) -> dict[str, Any]:
 
 
 def answer_of(status: Callable[[], Any], path: str, done_calls: Sequence[Call[Any]]) -> Any:
-    """Return the answer to a request whose calls are done; raise the error of a single call.
+    """Return the answer to a request whose calls are done.
 
-    ``status`` returns the silo's status, as plain data or encoded.
+    If the path is for many items, an item whose call has failed is ``{"error": text}``. If it is
+    for one decision, the error of its call is raised. ``status`` returns the silo's status, as
+    plain data or encoded.
     """
     if path in SINGLE_PATHS:
         items = []
@@ -219,8 +224,8 @@ def answers(silo: SiloProcess, path: str, given: dict[str, Any]) -> dict[str, An
 def _object(body: bytes) -> dict[str, Any]:
     """Return the JSON object in the body of a request; an empty body is an empty object."""
     try:
-        # The fast parser refuses what Python's parser accepts, such as NaN. In this case parse the
-        # body again with Python's parser: the error then says what is wrong.
+        # The fast parser refuses more than Python's parser, such as NaN. If it refuses the body,
+        # parse it with Python's parser: its error, or that of a check below, says what is wrong.
         request = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         try:
@@ -468,7 +473,8 @@ class Application:
             server.close()
             for connection in list(self.connections):
                 connection.transport.close()
-            # A process that is closed waits for these syncs, whose ends only this loop notices.
+            # Closing the silo's process waits until the running syncs are finished. Only this event
+            # loop notices that they have ended, so it must run until then.
             while self._running_syncs:
                 await asyncio.sleep(0.001)
             loop.remove_reader(self._sync_threads.fileno())
@@ -500,7 +506,7 @@ class Application:
         """End `serve_forever` within a second, and close the socket."""
         with self._starting:
             self._stop.set()
-        # Poll the event: a signal may not interrupt a wait for it (`until_signal`).
+        # Poll the event `_ended`: a signal may not interrupt `_ended.wait` (see `until_signal`).
         deadline = time.monotonic() + 1.0
         while not self._ended.is_set() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -551,7 +557,8 @@ class Application:
                 self._silo.submit(call)
         self._deliver([call for call in request.calls if call.is_done])
         if self._running_syncs:
-            # An answer that is ready must not wait until all requests that arrive are computed.
+            # Send the answers of syncs that have ended now. Otherwise they would wait until the
+            # event loop has computed all requests that have arrived.
             self._finish_syncs()
 
     def _finish_task(self, request: _Request, task: Any) -> None:
@@ -600,10 +607,11 @@ class Application:
     def _plan_sync(self) -> None:
         """Plan a sync to disk of the computed calls.
 
-        The sync begins after all requests that have arrived are computed, so that they share it. If
-        syncs are slow and at least `few` calls wait, the sync begins now instead. Without this
-        rule, clients whose calls share a sync would send their next calls at the same time, and
-        would share every later sync while the other threads that sync are idle.
+        The sync begins after all requests that have arrived are computed, so that they share it. It
+        begins now instead if at least `few` calls wait and syncs are slow: their mean time `pace`
+        is at least `fast` seconds. Without this exception, clients whose calls share a sync would
+        send their next calls at the same time, and would share every later sync while the other
+        threads that sync are idle.
         """
         if self._silo.pace >= self.fast and self._silo.waiting >= self.few:
             self._sync()

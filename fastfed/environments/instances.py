@@ -154,7 +154,9 @@ def diversity(
     seed: int = 0,
     replicate: int = 0,
 ) -> Diversity:
-    """Estimate lambda_0 and C_0 of an environment from its contexts.
+    """Estimate the constants lambda_0 and C_0 of an environment from its contexts.
+
+    `Diversity` defines both.
 
     Parameters
     ----------
@@ -181,8 +183,10 @@ def diversity(
     Notes
     -----
     Source: huang-2023, Assumptions 3.1 and 3.2. The best action is the action with the largest
-    expected reward, the first if there are several. The gap is the difference to the second best
-    action (the paper prints "for all" other actions and uses "for one").
+    expected reward, the first if there are several. The gap is the difference between the expected
+    rewards of the best and the second best action. So the gap is at most e if one other action is
+    within e of the best. For this event the paper prints "for all" other actions, but uses "for
+    one".
 
     lambda_0 is estimated by the least eigenvalue of the mean of x x' over all rounds. Its standard
     error is computed from the least eigenvalues of 20 batches of rounds. The least eigenvalue is
@@ -233,10 +237,11 @@ def least_eigenvalue(rows: np.ndarray) -> tuple[float, float]:
 
 
 def margin(gaps: np.ndarray) -> tuple[float, float]:
-    """Return an estimate of C_0 = sup of P(gap <= e)/e from observed gaps (n,), n >= 100.
+    """Return an estimate of C_0 = sup of P(gap <= e)/e, and the estimate's standard error.
 
-    The estimate is the largest ratio over a grid of levels e. The second result is its standard
-    error.
+    A gap is the difference of the expected rewards of the two best actions in a round, and ``gaps``
+    (n,) are the gaps of n >= 100 rounds. The estimate is the largest ratio over a grid of levels e.
+    It is infinite, with standard error 0, if a gap is 0.
     """
     ordered = np.sort(gaps)
     n = len(ordered)

@@ -69,6 +69,7 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
 
     In plain text every line is digits, a blank, ``qid:`` and digits, then pairs ``index:decimal``
     with increasing indices, and optionally a comment. ``limit`` is the largest index allowed.
+    Raises `TooWide` if the table of the block would be too large.
     """
     lines = count_lines(block)
     width = _first_width(block, limit)
@@ -80,11 +81,11 @@ def parse_block(block: bytes, limit: int = MAX_FEATURES) -> Rows | None:
         result = environments.parse_letor(block, limit, values, relevance, qid)
         if result is None:
             return None
-        rows, largest = result
+        rows, largest = result  # the number of rows read, and the largest index in the block
         if rows is not None:
             table = np.ascontiguousarray(values[:rows, : max(largest, 1)])
             return Rows(relevance[:rows], qid[:rows], table)
-        width = largest
+        width = largest  # nothing was read: an index is larger than the width
 
 
 def count_lines(block: bytes) -> int:
@@ -253,10 +254,10 @@ class Parsed:
 def parse(
     sources: Iterable[Path], limit: int, parts: Parts, missing: bytes | None = None
 ) -> Parsed:
-    """Append the judged rows of all source files to ``parts``.
+    """Append the judged rows, those of relevance >= 0, of all source files to ``parts``.
 
-    ``limit`` is the largest feature index allowed. Features whose value has the text
-    ``missing`` are absent. Memory holds one block of a file at a time. Raises InputError if the
+    ``limit`` is the largest feature index allowed. A value with the text ``missing`` is read as 0,
+    like an absent feature. Memory holds one block of a file at a time. Raises InputError if the
     judged rows of a qid are not together in a file: they may be of one query, or of two.
     """
     digests: list[str] = []
@@ -264,9 +265,9 @@ def parse(
     missing_pattern = (
         None if missing is None else re.compile(b":" + re.escape(missing) + rb"(?=[\s#]|$)")
     )
-    # glibc reuses freed memory up to twice the size of the largest block that was ever freed.
-    # Without this allocation, the arrays of every block are returned to the system and requested
-    # again, which halves the speed.
+    # glibc keeps freed memory for reuse, at most twice the size of the largest allocation that was
+    # ever freed. So allocate and free 30 MB once. Otherwise glibc returns the arrays of every block
+    # to the system and requests them again, which halves the speed.
     np.empty(30 << 20, dtype=np.uint8)
     for source in sources:
         digest = hashlib.sha256()

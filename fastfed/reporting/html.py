@@ -309,7 +309,8 @@ def table(
             return element("th", content, scope="col", class_=alignment)
         if position == 0:
             return element("th", content, scope="row", class_=alignment)
-        # Wrap the content in one element, so that the grid of a narrow screen has two columns.
+        # On a narrow screen, CSS shows a cell as a grid of two columns: heading and content. So the
+        # content must be one element.
         inner = element("div", content, class_="keep" if PAIR.fullmatch(str(content)) else None)
         return element("td", inner, class_=alignment, data_label=str(names[position]))
 
@@ -364,7 +365,7 @@ VARIABLES = {
 def stroke(style: dict[str, Any], width: float, dashes: float | None = None) -> str:
     """Return the CSS of a line with the colour and the dashes of ``style``.
 
-    Lengths of dashes are multiples of ``dashes``, by default of the width.
+    The lengths of dashes in ``style`` are multiples of ``dashes``, by default of ``width``.
     """
     text = f"fill: none; stroke: {VARIABLES[style['color']]}; stroke-width: {width:g}"
     if style["linestyle"] == "-":

@@ -110,20 +110,22 @@ class LetorPool(PoolEnvironment):
     def __init__(self, dimension: int, queries: int, similar_rows: bool = False) -> None:
         super().__init__(sampling="with-replacement", reward=RewardDistribution("bernoulli"))
         generator = np.random.default_rng(0)
-        # Sizes of queries are log-normal; features come from 8 factors plus noise.
+        # Draw `drawn` queries: their sizes are log-normal, their features come from 8 factors plus
+        # noise.
         sizes = np.clip(np.rint(generator.lognormal(4.6, 0.55, self.drawn)), 5, 320).astype(int)
         loadings = generator.normal(size=(8, dimension)) / np.sqrt(8.0)
         blocks, noise = [], 0.1 if similar_rows else 0.5
         for size in sizes:
             factors = generator.normal(size=8) + generator.normal(size=(size, 8))
-            log_features = factors @ loadings + noise * generator.normal(size=(size, dimension))
+            raw_features = factors @ loadings + noise * generator.normal(size=(size, dimension))
             if similar_rows:
-                block = 1.0 / (1.0 + np.exp(-log_features))
+                block = 1.0 / (1.0 + np.exp(-raw_features))
             else:
-                block = np.exp(log_features) * (generator.random((size, dimension)) > 1.0 / 3.0)
+                block = np.exp(raw_features) * (generator.random((size, dimension)) > 1.0 / 3.0)
             block[:, 0] = 1.0
             blocks.append(block)
-        # Scale the rows as `Letor` does: columns by their largest value, an intercept, norms <= 1.
+        # Scale as `Letor` does: divide each column by its largest value, write an intercept, and
+        # divide all rows by their largest norm, so that no norm exceeds 1.
         rows = np.concatenate(blocks)
         rows /= rows.max(axis=0)
         rows[:, 0] = 0.01
@@ -163,15 +165,16 @@ def triangle_entries(dimension: int) -> float:
 
 
 def update_operations(plan: Plan) -> float:
-    """Return the float64 operations per data point that update V and its Cholesky factor.
+    """Return the float64 operations of an agent-round that update V and its Cholesky factor.
 
-    Each entry of V takes two operations. If the plan is not lazy, the factor is updated in every
-    round, with five operations for each entry. A release also computes a new factor in 2/3 d^3
-    operations. The operations of all releases are divided by the number of agent-rounds.
+    V is the regularised Gram matrix, to which an agent-round adds one data point. Each entry of V
+    takes two operations. If the plan is not lazy, the factor is updated in every round, with five
+    operations for each entry. A release also computes a new factor in 2/3 d^3 operations. The
+    operations of all releases are divided by the number of agent-rounds.
     """
     per_entry = 2.0 if plan.lazy else 7.0
-    factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
-    return per_entry * triangle_entries(plan.dimension) + factors
+    new_factors = 2.0 / 3.0 * plan.dimension**3 * plan.releases / (plan.horizon * plan.silos)
+    return per_entry * triangle_entries(plan.dimension) + new_factors
 
 
 def sphere_work(experiment: Experiment) -> Work:
@@ -183,12 +186,12 @@ def sphere_work(experiment: Experiment) -> Work:
     plan, environment = check_plan(experiment.curves[0].system.plan), experiment.environment
     assert isinstance(environment, Sphere)
     d, k = plan.dimension, environment.actions
-    # A bonus is the root of the squared norm of a triangular product: of W x, and with a direct
-    # radius also of W' W x.
+    # W is the inverse Cholesky factor of V. The first bonus of an action x is ||W x||, the second
+    # ||W' W x||, which only a direct radius has.
     bonuses = 2 if plan.radius.direct else 1
     return Work(
         normals=k * (d - 1),
-        # The bonuses, <x, theta>, the norm of x and the division by it.
+        # For each action: its bonuses, <x, theta>, the norm of x, and the division of x by it.
         float32=k * (bonuses * (2 * triangle_entries(d) + 2 * d) + 2 * d + 3 * d),
         roots=k * (bonuses + 1),
         float64=update_operations(plan),
@@ -218,7 +221,9 @@ def pool_work(experiment: Experiment) -> Work:
         int16=2 * k * (first_uses * triangle_entries(d) + d),
         float64=update_operations(plan),
         reads=(
-            # First uses are spread over all queries, later uses in a batch over the silo's queries.
+            # Pairs (bytes read, bytes read between two reads of the same byte), see `Work.reads`.
+            # Between two first uses of a query, after different releases, all queries are read.
+            # Between two uses before the next release, only queries of the same silo are read.
             (query_bytes * first_uses, query_bytes * queries),
             (query_bytes * (1.0 - first_uses), query_bytes * queries_per_silo),
             (2.0 * first_uses * triangle_entries(d), 2.0 * triangle_entries(d)),
@@ -230,16 +235,18 @@ def pool_work(experiment: Experiment) -> Work:
 def fixed_set_work(experiment: Experiment) -> Work:
     """Return the work of an agent-round with a fixed set of actions X, (K, d).
 
-    The means and both bonuses of all actions are updated. A model that stores V^-1 needs two
-    products of X with vectors, two products of V^-1 with vectors, and an update of V^-1. A model
-    that stores the K x K matrices X V^-1 X' and X V^-2 X' updates one triangle of each. The
+    In each round the means and both bonuses, ||W x|| and ||V^-1 x||, of all actions x are updated.
+    V is the regularised Gram matrix, and W its inverse Cholesky factor. A model that stores V^-1
+    needs two products of X with vectors, two products of V^-1 with vectors, and an update of V^-1.
+    A model that stores the K x K matrices X V^-1 X' and X V^-2 X' updates one triangle of each. The
     compiled code stores these matrices up to K = 2 d (`pairs_up_to` in src/ff_fixed.c).
     """
     k, d = 100, check_plan(experiment.curves[0].system.plan).dimension
     rows, pairs = 4 * k * d + 6 * d * d, 3 * k * k
     if k > 2 * d:
         return Work(float64=rows, reads=((4.0 * k * d, 4.0 * k * d), (8.0 * d * d, 8.0 * d * d)))
-    # Sixteen data points are subtracted together.
+    # The effects of 16 data points are subtracted from both matrices in one pass (src/ff_fixed.c),
+    # so an agent-round reads 1/16 of the two triangles on average.
     return Work(float64=pairs, reads=((8.0 * k * k / 16, 8.0 * k * k),))
 
 
@@ -270,7 +277,10 @@ def agent_case(name: str, system: str, batch_size: int = 1) -> Case:
     operations. So the case has no lower bound from arithmetic.
     """
     environment = partial(FixedSet, basis_actions=True)
-    return Case(name, None, environment, 20_000, 4000, system, 1, batch_size)
+    return Case(
+        name, None, environment, rounds=20_000, reference_rounds=4000, protocol=system, silos=1,
+        batch_size=batch_size,
+    )  # fmt: skip
 
 
 def letor_case(dimension: int, queries: int, protocol: str, similar_rows: bool = False) -> Case:
@@ -281,28 +291,36 @@ def letor_case(dimension: int, queries: int, protocol: str, similar_rows: bool =
     name = f"letor-d{dimension}-q{queries}" + "-close" * similar_rows
     name += "-eager" * (protocol == "default-eager")
     environment = partial(LetorPool, dimension, queries, similar_rows)
-    return Case(name, pool_work, environment, 1000, 200, protocol, batch_size=None)
+    return Case(
+        name, pool_work, environment, rounds=1000, reference_rounds=200, protocol=protocol,
+        batch_size=None,
+    )  # fmt: skip
 
 
 def wide_case(dimension: int) -> Case:
     """Return a case with one agent and a fixed set of 100 actions in ``dimension`` dimensions.
 
-    The reference updates its scores with NumPy in O(K d) per round.
+    The reference code (benches/numpy_float32.py) updates the scores of the K actions with NumPy in
+    O(K d) operations per round.
     """
     environment = partial(FixedSet, dimension=dimension)
     return Case(
-        f"set-k100-d{dimension}", fixed_set_work, environment, 2000, 1000, "default-linucb", 1, None
-    )
+        f"set-k100-d{dimension}", fixed_set_work, environment, rounds=2000, reference_rounds=1000,
+        protocol="default-linucb", silos=1, batch_size=None,
+    )  # fmt: skip
 
 
 def arms_case(actions: int) -> Case:
     """Return a case of silos that learn alone on ``actions`` arms.
 
-    The reference computes all silos at once with NumPy.
+    The reference code (benches/numpy_arms.py) computes all silos at once with NumPy.
     """
     environment = partial(Arms, actions=actions)
     name = f"arms-k{actions}"
-    return Case(name, None, environment, 20_000, 4000, "default-local", batch_size=None)
+    return Case(
+        name, None, environment, rounds=20_000, reference_rounds=4000, protocol="default-local",
+        batch_size=None,
+    )  # fmt: skip
 
 
 CASES = (
@@ -372,7 +390,8 @@ def experiments_of(case: Case) -> tuple[Experiment, Experiment]:
 def ours_microseconds(experiment: Experiment) -> float:
     """Measure the compiled driver on one thread, in microseconds of CPU time per agent-round.
 
-    CPU time is used because other processes on the machine increase the wall time only.
+    The experiment has a single curve. CPU time is used because other processes on the machine
+    increase the wall time only.
     """
     environment = experiment.environment.open(0, 0, experiment.silos)
     assert isinstance(environment, environments.Environment)
@@ -444,9 +463,11 @@ def measure(
 ) -> dict[str, Any]:
     """Measure one case, and return its result row.
 
-    Driver and reference are run in turn ``repeats`` times; the row has medians of times and ratios.
-    Without a reference, its time and the ratios are None. ``peaks()`` measures peak rates. If it
-    returns None, the columns about the lower bound are None.
+    The driver and the reference code are run in turn ``repeats`` times, and the row has medians.
+    "ratio" is the reference's time divided by the driver's time. For "ratio_without_data", the time
+    that the reference spends on contexts is first subtracted from the reference's time. Without a
+    reference, its time and the ratios are None. ``peaks()`` measures peak rates. If it returns
+    None, the columns about the lower bound are None.
     """
     ours_experiment, reference_experiment = experiments_of(case)
     ours_microseconds(ours_experiment)  # warm up caches and the processor

@@ -121,15 +121,18 @@ class Curve:
 
     @property
     def account(self) -> int:
-        """Version of the privacy account by which the noise is set.
+        """Version of the privacy account that determines how much noise the curve gets.
 
-        It is 2 if a later version of fastfed sets less noise by a tighter account, else 1.
+        It is 2 if a tighter account replaced the first one, so that the noise became less, else 1.
+        This happened for release "honaker", and for the exact calibration of "shuffle-amplified"
+        if its noise comes from Lemma F.2 of zhou-chowdhury-2024 (`mechanisms.amplification`).
         """
         if self.keys.get("release") == "honaker":
             return 2
+        # The certificate has the condition HIDING only if the lemma proves its epsilon.
         conditions = getattr(self.system.certificate, "conditions", ())
-        by_the_lemma = self.keys.get("protocol") == "shuffle-amplified" and HIDING in conditions
-        return 2 if by_the_lemma and self.keys.get("calibration") == "exact" else 1
+        uses_lemma = self.keys.get("protocol") == "shuffle-amplified" and HIDING in conditions
+        return 2 if uses_lemma and self.keys.get("calibration") == "exact" else 1
 
     @property
     def revision(self) -> int:
@@ -145,7 +148,8 @@ class Curve:
         plan, environment = self.system.plan, self.problem.environment
         if isinstance(environment, StochasticLosses | RealizableLosses):
             return 2
-        # The losses of theorem 2.7 are not random.
+        # The losses of Theorem 2.7 of gao-2024 follow from the best expert, which is drawn at
+        # random. They are not 0 or 1 at random.
         if isinstance(environment, LowerBoundLosses) and environment.theorem != "2.7":
             return 2
         radius = getattr(plan, "radius", None)
@@ -275,7 +279,7 @@ class Experiment:
         return hashlib.sha256(msgspec.json.encode(self.identity(), order="sorted")).hexdigest()[:16]
 
     def with_options(self, replicates: int | None = None) -> Experiment:
-        """Return the same experiment with a different number of replicates.
+        """Return the same experiment with replicates 0 to ``replicates`` - 1.
 
         Parameters
         ----------
@@ -285,7 +289,7 @@ class Experiment:
         Returns
         -------
         Experiment
-            A copy with the new number.
+            A copy whose first replicate is 0, or this experiment for None.
 
         Raises
         ------
@@ -354,9 +358,9 @@ def fixed_batch_size(curve: dict[str, Any]) -> int | None:
 def without_new_defaults(keys: dict[str, Any], algorithm: str = "") -> dict[str, Any]:
     """Return a curve's keys, leaving out keys that are new and have their default value.
 
-    A key is new if the first version of fastfed, or of the algorithm, did not have it. Identities
-    of old stores lack such keys. An identity of today's curve equals the old one only if it leaves
-    them out too.
+    A key is new if the first version of fastfed, or of the algorithm, did not have it. Old stores
+    have identities without new keys. So today's identity of the same curve must leave them out too,
+    or it would differ from the store's identity.
     """
     later_keys = LATER | LATER_OF.get(algorithm, {})
     relevant = {k: v for k, v in keys.items() if k not in later_keys or v != later_keys[k]}
@@ -370,7 +374,8 @@ def without_new_defaults(keys: dict[str, Any], algorithm: str = "") -> dict[str,
 def sweeps(key: str, values: list[Any]) -> bool:
     """Return whether a list of values of this key stands for one curve per value.
 
-    A few keys have a list as their value, for example the edges of a graph.
+    It does not if the whole list is one value of the key, for example the edges of a graph. An
+    empty list is no such value for `LISTS_OF_LISTS`; `expand` refuses it.
     """
     is_one_value = key in LISTS_OF_LISTS and all(isinstance(v, (list, tuple)) for v in values)
     return key not in LISTS and not (is_one_value and values)
@@ -440,8 +445,8 @@ def build_curve(spec: dict[str, Any], base: Problem, horizon: int) -> Curve:
     """Build the curve of one curve table, in which every key has a single value.
 
     If the table has ``silos`` or a number of the environment, such as its dimension, the curve's
-    problem is ``base`` with this value. Keys that the algorithm also has are keys of the algorithm.
-    Messages of InputError name the curve and the key.
+    problem is ``base`` with this value. If the algorithm has a key of the same name, the value is
+    for the algorithm instead. Messages of InputError name the curve and the key.
     """
     label = spec["label"]
     try:
@@ -780,7 +785,8 @@ PATH_KEYS = ("path", "data", "losses")
 def find_beside(environment: Any, path: Path) -> None:
     """Resolve file names in an environment's table, in place.
 
-    A relative name that exists in the folder of the spec file ``path`` is replaced by this file.
+    ``path`` is the spec file. A relative name becomes the path of the file in the folder of the
+    spec, if such a file exists there. Relative names in a list always become paths in this folder.
     """
     if not isinstance(environment, dict):
         return

@@ -100,8 +100,8 @@ def run_phases(
     Parameters
     ----------
     state : dict
-        Fresh state of a curve with ``plan.local`` (`compiled.state`). The run writes the regret and
-        the counts into this state.
+        Fresh state of a curve (`compiled.state`) with ``plan.local``, the plan of the rounds before
+        the first release. The run writes the regret and the counts into this state.
     open_run : callable
         ``open_run(state)`` returns a run of the compiled driver with the state.
     run_range : callable
@@ -110,24 +110,25 @@ def run_phases(
     Returns
     -------
     (ndarray, ndarray)
-        The number of releases up to each checkpoint (C,), and the last released model (d,).
+        The number of releases up to each of the C checkpoints (C,), and the last released model
+        (d,).
     """
     run = open_run(state)
     run.initialise()
     greedy = {**state, **greedy_state(plan)}
-    stage, rounds_done, run_numbers = _reached(snapshot, state, greedy, last)
+    stage, rounds_done, saved_numbers = _resume(snapshot, state, greedy, last)
     averager = Averager(plan, SeededNoise(environment.seed, environment.replicate))
     model = np.zeros(plan.dimension)
     if stage == INITIAL:
-        if run_numbers is not None:
-            run.resume(run_numbers)
+        if saved_numbers is not None:
+            run.resume(saved_numbers)
         on_progress = compiled.progress_with_snapshots(run, [state], 0, snapshot, progress, INITIAL)
         on_progress(rounds_done)
         run_range(run, rounds_done + 1, min(plan.initial_rounds, last), on_progress)
         rounds_done = min(plan.initial_rounds, last)
     run = open_run(greedy)
-    if stage == GREEDY and run_numbers is not None:
-        run.resume(run_numbers)
+    if stage == GREEDY and saved_numbers is not None:
+        run.resume(saved_numbers)
         model = greedy["theta"][0].copy()
         if progress is not None:
             progress(rounds_done)
@@ -153,14 +154,14 @@ def run_phases(
     return released, model
 
 
-def _reached(
+def _resume(
     snapshot: Snapshot | None, initial: dict[str, Any], greedy: dict[str, Any], last: int
 ) -> tuple[int, int, np.ndarray | None]:
-    """Set the state of one stage to that of the snapshot, and return how far its run had come.
+    """Copy the snapshot into the state of its stage, and return where the run continues.
 
-    ``initial`` and ``greedy`` are the fresh states of the two stages. The result is the stage, the
-    number of completed rounds and the numbers for `Run.resume`. Without a usable snapshot it is
-    (INITIAL, 0, None), and the states are unchanged.
+    ``initial`` and ``greedy`` are the fresh states of the two stages. The result is the stage of
+    the snapshot, the number of completed rounds and the numbers for `Run.resume`. Without a usable
+    snapshot it is (INITIAL, 0, None), and the states are unchanged.
     """
     stored = snapshot.kept() if snapshot is not None else None
     if snapshot is None or stored is None:
@@ -174,7 +175,8 @@ def greedy_state(plan: PhasePlan) -> dict[str, Any]:
     """Return the fields of a curve's state that change at the first release.
 
     After the first release silos choose greedily by the server's model, without an exploration
-    bonus.
+    bonus: the multiplier of the radius, the first number of "radius", is 0, and so is the inverse
+    factor "w".
     """
     d, radius = plan.dimension, plan.local.radius
     return {

@@ -83,6 +83,7 @@ class DelayedSilo(Silo):
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
         super().__init__(plan, index, noise, keys)
+        # Functions: the random bits of a round's reward, and the delay in rounds that bits give.
         self._draw_bits, self._delay_of_bits = noise.delay, plan.delay
         # Data points on their way, by the round in which they arrive.
         self._late: dict[int, list[tuple[np.ndarray, float]]] = {}
@@ -111,24 +112,26 @@ class ClockedSilo(Silo):
         noise: SeededNoise,
         keys: Mapping[int, bytes] | None = None,
     ) -> None:
-        # The numbers of the releases that the silo receives, and the ticks of their exchanges.
+        # The exchanges in which the silo reports, numbered from 0, and their ticks. The silo
+        # receives the releases of these exchanges; exchange v makes release v + 1.
         exchanges = np.flatnonzero(plan.clocks.sends[:, index])
-        self._views, self._ticks = (exchanges + 1).tolist(), plan.clocks.ticks[exchanges].tolist()
+        self._release_numbers = (exchanges + 1).tolist()
+        self._exchange_ticks = plan.clocks.ticks[exchanges].tolist()
         super().__init__(plan, index, noise, keys)
 
     def _required(self) -> int:
         """Return the number of the release that the silo must have received before the next tick.
 
-        This is the release of the silo's last exchange, or 0 before its first exchange.
+        This is the release of the last exchange in which the silo took part, or 0 before the first.
         """
-        count = bisect_right(self._ticks, self.round)
-        return self._views[count - 1] if count else 0
+        count = bisect_right(self._exchange_ticks, self.round)
+        return self._release_numbers[count - 1] if count else 0
 
     @property
     def _reports(self) -> int:
         """Number of the release that contains the silo's last report, or 0 before its first."""
         count = self._randomizer.release
-        return self._views[count - 1] if count else 0
+        return self._release_numbers[count - 1] if count else 0
 
     def idle(self) -> None:
         """End a tick in which the silo has no user."""
@@ -177,7 +180,7 @@ class Federation:
         return any(silo.due for silo in self.silos)
 
     def exchange(self) -> list[Any]:
-        """Send all due messages to the server, and the server's broadcast back to the senders.
+        """Send the messages of all due silos to the server, and its broadcast to these silos.
 
         All silos are due together, unless they have their own clocks.
 
@@ -190,20 +193,20 @@ class Federation:
             # The trigger of one silo has fired; it requests reports from all silos.
             for silo in self.silos:
                 silo.ask()
-        silos = [silo for silo in self.silos if silo.due]
+        due_silos = [silo for silo in self.silos if silo.due]
         messages: list[Any]
         if isinstance(self.players[0], Users):
             messages = self.players[0].report()
         else:
-            messages = [silo.report() for silo in silos]
+            messages = [silo.report() for silo in due_silos]
         if self.plan.protocol.shuffled:
             messages = self.shuffler.shuffle(messages)
         broadcast = self.server.combine(messages)
-        shifts = silos[0].indefinite
-        for silo in silos:
+        shifts_before = due_silos[0].indefinite
+        for silo in due_silos:
             silo.receive(broadcast)
-        # All receivers compute the same V.
-        self.indefinite += silos[0].indefinite - shifts
+        # All receivers compute the same V, so either all of them shift it or none. Count one.
+        self.indefinite += due_silos[0].indefinite - shifts_before
         self.total = broadcast.values
         return messages
 
@@ -283,13 +286,15 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
     bytes_per_silo = SILO + 8 * s * (SILO_STATISTICS + LEVEL_STATISTICS * levels)
     if plan.own is not None:
         # Local rounds need a factor and a mean, or two of each with a sieve. A posterior also needs
-        # the raw sums, the other silos' released sums, and the sums that the silo has sent.
+        # the raw sums of all rounds, the other silos' released sums, and the sums that the silo has
+        # sent. If local rounds come between shared rounds (`mixed`), it also needs the raw sums of
+        # the shared rounds.
         sums = 0 if not plan.own.posterior else 4 if plan.own.mixed else 3
         models = 2 if plan.own.sieve_width else 1
         bytes_per_silo += 8 * (models * plan.dimension * (plan.dimension + 1) + sums * s)
     if isinstance(plan, DelayedPlan):
         bytes_per_silo += len(plan.arrivals) * (8 * plan.dimension + 2 * OBJECT)
-    # A message, its copy, and the shuffler's copy.
+    # Memory for three arrays: a message, its copy, and the shuffler's copy.
     bytes_per_silo += 3 * (8 * s + OBJECT) if plan.batch_size else 0
     terms = [silo_term("silos as objects", m * bytes_per_silo, plan)]
     if plan.individual and plan.encoding is not None:
@@ -299,7 +304,8 @@ def step_terms(plan: Plan, checkpoints: int) -> list[Term]:
         # One byte per bit, three times: stored until sent, in the message, and shuffled.
         terms.append(silo_term("bits of all messages", 3 * m * s * bits, plan, "points of a batch"))
     elif plan.individual and plan.secure is not None:
-        # Batch sums of every silo, and their product with a row of the factor.
+        # 8 bytes for each entry of every silo's batch sums, and 16 bytes for each entry of one
+        # silo's batch sums, which are multiplied by a row of the factor.
         size = 8 * m * plan.releases * s + 16 * plan.releases * s
         terms.append(silo_term("batches of every silo", size, plan))
     elif plan.by_users:
@@ -337,9 +343,9 @@ def run(
     progress: Progress | None = None,
     snapshot: Snapshot | None = None,
 ) -> Outcome:
-    """Run rounds 1..last (default: all) by the compiled driver.
+    """Run rounds 1..last (default: all) by the compiled driver, or by the step driver if needed.
 
-    The step driver runs plans in which each user's message is sent individually.
+    Only the step driver can run plans in which each user's message is sent individually.
     """
     if plan.individual:
         return run_one(environment, plan, checkpoints, last=last, progress=progress)

@@ -35,7 +35,7 @@ from fastfed.privacy.sensitivity import Budget, named_delta
 
 #: The flip probability is an integer divided by this number.
 FLIP_UNITS = 2**53
-#: An epsilon above this number has the smallest flip probability, 1 / 2^53.
+#: If one bit may have an epsilon above this number, its flip probability is the least, 1 / 2^53.
 _MOST = 40
 _SOURCE = "randomised response on a reward rounded to a bit (Warner 1965), exact for the bits sent"
 #: The assumption about the device, on which the guarantee rests.
@@ -49,7 +49,7 @@ _DIGITS, _ROUNDING = 50, Decimal("1e-40")
 
 
 def flips_of(epsilon: float, bits: int = 1) -> int:
-    """Return 2^53 times the smallest flip probability with which ``bits`` bits cost epsilon.
+    """Return 2^53 times the smallest flip probability at which ``bits`` bits are epsilon-private.
 
     Parameters
     ----------
@@ -71,15 +71,15 @@ def flips_of(epsilon: float, bits: int = 1) -> int:
     """
     with localcontext() as context:
         context.prec = _DIGITS
-        share = Decimal(epsilon) / bits
-        flips = 1 if share > _MOST else max(1, int(FLIP_UNITS / (1 + share.exp())))
-    # The quotient above is rounded down.
+        bit_epsilon = Decimal(epsilon) / bits
+        flips = 1 if bit_epsilon > _MOST else max(1, int(FLIP_UNITS / (1 + bit_epsilon.exp())))
+    # `int` rounds the quotient down, which may be one flip too few.
     while epsilon_of(flips, bits) > epsilon:
         flips += 1
     if flips >= FLIP_UNITS // 2:
         raise InputError(
-            f"epsilon of one bit must be at least 1e-15, got {float(share):g}: the bit would be a "
-            "fair coin"
+            f"epsilon of one bit must be at least 1e-15, got {float(bit_epsilon):g}: the bit "
+            "would be a fair coin"
         )
     return flips
 
@@ -129,19 +129,19 @@ def bit_to_send(reward: float, flips: int) -> int:
     Raises
     ------
     InputError
-        If a value is out of range. The reward is not quoted.
+        If a value is out of range. The message does not quote the reward.
 
     Notes
     -----
-    Guarantee: pure epsilon for the reward, ln((2^53 - flips) / flips), unit "reward", relation
-    "replace", towards everybody who sees the bit.
+    Guarantee: pure epsilon for the reward, towards everybody who sees the bit. The epsilon is
+    ln((2^53 - flips) / flips), for unit "reward" and relation "replace".
     """
     integer("flips", flips, at_least=1, at_most=FLIP_UNITS // 2 - 1)
     try:
-        share = min(max(reward_number("reward", reward), 0.0), 1.0)
+        clipped = min(max(reward_number("reward", reward), 0.0), 1.0)
     except InputError:
         raise InputError("reward must be a finite number, got something else") from None
-    bit = int(secrets.randbits(53) < share * FLIP_UNITS)
+    bit = int(secrets.randbits(53) < clipped * FLIP_UNITS)
     return bit ^ int(secrets.randbits(53) < flips)
 
 
@@ -223,10 +223,12 @@ def calibrate_bits(budget: Budget, returning: int = 1) -> UserBits:
         For a different unit or relation, and if epsilon is so small that bits carry no information.
     """
     if budget.delta > 0.0:
-        share = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
-        # `exact` may differ in its last digits from the account in `largest_share`.
+        # The largest epsilon that each of the user's bits may have.
+        bit_epsilon = largest_share(budget.epsilon, budget.delta, "randomized-response", returning)
+        # `exact` may differ in its last digits from the account in `largest_share`. If it exceeds
+        # the budget, reduce the epsilon of a bit by a small fraction.
         for margin in (0.0, 1e-7, 1e-3):
-            mechanism = UserBits(flips_of((1.0 - margin) * share), budget, returning)
+            mechanism = UserBits(flips_of((1.0 - margin) * bit_epsilon), budget, returning)
             if mechanism.exact() <= budget.epsilon:
                 return mechanism
     return UserBits(flips_of(budget.epsilon, returning), budget, returning)

@@ -63,10 +63,7 @@ class LayoutNoise:
 
     @property
     def stds(self) -> tuple[float, float, float]:
-        """Return the std of one noise vector in entries of x y and of x x^T.
-
-        The three numbers are for entries of x y, and for entries of x x^T off and on the diagonal.
-        """
+        """Return three stds of one noise vector: in x y, and in x x^T off and on the diagonal."""
         covariance_std = self.covariance_ratio * self.noise_std
         return self.noise_std, *stds_of_layout(self.layout, covariance_std)
 
@@ -152,7 +149,7 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
 
     @property
     def sensitivity_squared(self) -> float:
-        """Return the squared sensitivity of all releases to one user.
+        """Return the squared sensitivity, to one user's records, of all releases together.
 
         The unit is the squared sensitivity of one batch to one record.
         """
@@ -162,8 +159,8 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     def variance_factors(self) -> np.ndarray:
         """Return the noise variances of prefix sums k = 0..K, (K + 1,).
 
-        The unit is the variance of one noise vector. The result is the same for every entry of both
-        sums, and increases in k for "toeplitz" and "buffered".
+        The unit is the variance of one noise vector in the same entry. The factors are the same for
+        all entries of the sums of x y and x x^T. They increase in k for "toeplitz" and "buffered".
         """
         if self.release == "toeplitz":
             return np.concatenate([np.zeros(1), toeplitz_prefix_variances(self.releases)])
@@ -194,10 +191,11 @@ class GaussianRelease(LayoutNoise, msgspec.Struct, frozen=True):
     def remark(self) -> str:
         """Return a remark for the certificate on what the theorem of the noise rule does not prove.
 
-        The proof of Theorem 5.1 covers zero-out neighbours only. Except for extreme budgets, its
-        noise is also large enough for replacement, so `conditions` computes whether it suffices.
-        The theorem also assumes that each user takes part in one batch. The factor for several
-        batches is that of chowdhury-zhou-2022, Proposition E.7.
+        Calibration "theorem" is Theorem 5.1 of zhou-chowdhury-2024. Its proof covers zero-out
+        neighbours only. Its noise is also large enough for replacement, except for extreme budgets.
+        `conditions` computes whether it is large enough for this budget. The theorem also assumes
+        that each user takes part in one batch. The factor for several batches is that of
+        chowdhury-zhou-2022, Proposition E.7.
         """
         if self.calibration == "theorem":
             remarks = []
@@ -234,9 +232,11 @@ def check_factor(release: str, releases: int, factor: Factor | None) -> None:
 def record_sensitivity(
     relation: str, layout: str, bias_std: float, covariance_std: float, centred: Centred | None
 ) -> float:
-    """Return the GDP parameter mu of one record in a sum with one noise vector.
+    """Return the joint sensitivity of the sums of x y and x x^T to one record, in units of noise.
 
-    Arguments are not checked. ``centred`` holds bounds of centred records, if rewards are centred.
+    It is the GDP parameter mu of both sums, if entries of x y get noise of std ``bias_std``, and
+    x x^T gets noise of this layout with parameter ``covariance_std``. ``centred`` holds the bounds
+    of centred records, if rewards are centred. Arguments are not checked.
     """
     if centred is not None:
         return centred.joint(relation, layout, bias_std, covariance_std)
@@ -244,10 +244,11 @@ def record_sensitivity(
 
 
 def squared_of(release: str, releases: int, returning: int, factor: Factor | None = None) -> float:
-    """Return the squared sensitivity of all releases to one user.
+    """Return the squared sensitivity, to one user's records, of all releases together.
 
-    The unit is the squared sensitivity of one batch to one record. ``factor`` is the matrix factor
-    of release "factorised". Arguments are not checked.
+    The unit is the squared sensitivity of one batch to one record. ``release`` is the release type,
+    ``releases`` the number of releases, ``returning`` the largest number of batches of one user,
+    and ``factor`` the matrix factor of type "factorised". Arguments are not checked.
     """
     if factor is not None:
         return factor.squared_sensitivity(returning)
@@ -271,19 +272,17 @@ def exact_std(
     covariance_ratio times the std of the noise in x y. The arguments are those of
     `GaussianRelease`, and are not checked.
     """
-    record_mu = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
+    joint = record_sensitivity(budget.relation, layout, 1.0, covariance_ratio, centred)
     squared_release_sensitivity = squared_of(release, releases, returning, factor)
     return (
-        math.sqrt(squared_release_sensitivity)
-        * record_mu
-        / gaussian_mu(budget.epsilon, budget.delta)
+        math.sqrt(squared_release_sensitivity) * joint / gaussian_mu(budget.epsilon, budget.delta)
     )
 
 
 def layout_of(calibration: str, layout: str | None) -> str:
-    """Return the layout of a calibration, ``layout`` or the calibration's default.
+    """Return ``layout`` after a check, or the default layout of the calibration if it is None.
 
-    "exact" allows any layout. The other calibrations have a fixed layout, and InputError is raised
+    "exact" allows any layout. Each other calibration has one fixed layout, and InputError is raised
     for a different one.
     """
     choice("calibration", calibration, CALIBRATIONS)
@@ -501,15 +500,16 @@ def calibrate_release(
     releases : int
         K >= 0, the number of releases.
     calibration : {"exact"}
-        No paper states other constants for these release types. noise_std = sqrt(q) D /
-        mu_of(epsilon, delta), where D is the joint sensitivity of both sums to one record, and q
-        the squared sensitivity of the release. For "honaker" q = `honaker_sensitivity_squared`
-        (0.84 to 1 times floor(log2(releases)) + 1). For "toeplitz" q = S_K = sum_{k<K} f_k^2. For
-        "factorised" q is the largest squared norm of a column of the factor's C.
+        The only choice, since no paper states other constants for these release types. noise_std =
+        sqrt(q) D / mu_of(epsilon, delta). D is the joint sensitivity of the sums of x y and x x^T
+        to one record, and q the squared sensitivity of the release. For "honaker" q =
+        `honaker_sensitivity_squared` (0.84 to 1 times floor(log2(releases)) + 1). For "toeplitz"
+        q = S_K = sum_{k<K} f_k^2 with the `toeplitz_coefficients` f_k. For "factorised" q is the
+        largest squared norm of a column of C = `Factor.encoder`.
     layout : {"iid", "goe1", "goe2"}, optional
         Layout of the noise in the sum of x x^T. Default "goe2".
     covariance_ratio : float
-        The layout's parameter divided by the noise std in the sum of x y.
+        The parameter of the layout of the noise in x x^T, divided by the noise std in x y.
     returning : int
         The largest number of batches of one user. If it is above 1, q is the largest squared
         sensitivity to that number of leaves, or for "honaker" and "factorised" an upper bound
@@ -625,17 +625,20 @@ class Privatizer(GaussianTree, frozen=True):
     silos_met: int = 1
 
     def mu(self, relation: str | None = None) -> float:
-        """Return the GDP parameter mu of all releases about one user, including the schedule's.
+        """Return the GDP parameter mu of all releases about one user.
 
-        It is the mu of one silo times sqrt(silos_met), since silos add independent noise (Dong,
+        A private schedule's noisy sums, with ``schedule_rounds`` > 0, are included. The result is
+        the mu of one silo times sqrt(silos_met), since silos add independent noise (Dong,
         Roth and Su 2022, Corollary 3.3). This also holds if actions of later silos depend on
         releases of earlier silos.
         """
         mu = GaussianTree.mu(self, relation)
         if self.schedule_rounds:
             covariance_sensitivity = _covariance_sensitivity(named_relation(relation, self.budget))
-            nodes = tree_levels(self.schedule_rounds)
-            mu = math.hypot(mu, math.sqrt(nodes) * covariance_sensitivity / self.schedule_std)
+            nodes_per_record = tree_levels(self.schedule_rounds)
+            mu = math.hypot(
+                mu, math.sqrt(nodes_per_record) * covariance_sensitivity / self.schedule_std
+            )
         return math.sqrt(self.silos_met) * mu
 
     @property
@@ -653,11 +656,11 @@ class Privatizer(GaussianTree, frozen=True):
 
 
 def privatizer_levels(releases: int) -> int:
-    """Return m = 1 + ceil(log2 n), the number of tree levels in the paper for n = releases.
+    """Return m = 1 + ceil(log2 n), the paper's number of tree levels for n = ``releases`` leaves.
 
-    Source: dubey-pentland-2020, Algorithm 2, line 2; the paper's log is log2 (Section 4.3). m is at
-    least `depth` = floor(log2 n) + 1, the number of nodes that one leaf enters, so noise calibrated
-    to m is enough.
+    Source: dubey-pentland-2020, Algorithm 2, line 2; the paper's log is log2 (Section 4.3). One
+    leaf enters at most `depth` = floor(log2 n) + 1 nodes of the tree. m is at least this number, so
+    noise calibrated to m is enough.
     """
     return 1 + (integer("releases", releases, at_least=1) - 1).bit_length()
 
@@ -672,10 +675,17 @@ def node_noise_std(
     (layout "goe2").
 
     Guarantee: all messages of one silo together are (epsilon, delta)-DP for replacement of one
-    realised (x, y) with ||x|| <= L and |y| <= 1. This needs a schedule that reads no raw data and,
-    with l = ln(2/delta), epsilon <= 8 l (4 l - sqrt(2 l)). Proof: a node's sensitivity is L^2 + 1,
-    so mu <= epsilon / (4 l). The derivation in the paper (delta / 2m per node) would need
-    ln(2.5 m/delta) instead of l. Still, s is many times the exact noise.
+    realised (x, y) with ||x|| <= L and |y| <= 1. This holds under two conditions: the schedule
+    reads no raw data, and epsilon <= 8 l (4 l - sqrt(2 l)), where l = ln(2/delta).
+
+    Proof: with noise of std s, the GDP parameter of one record in one node is at most
+    (L^2 + 1) / s. A record enters at most m nodes, so all nodes together have mu <=
+    sqrt(m) (L^2 + 1) / s = epsilon / (4 l). The privacy loss exceeds epsilon with probability at
+    most exp(-(epsilon / mu - mu / 2)^2 / 2), which is at most e^-l = delta / 2 under the condition
+    on epsilon.
+
+    The paper's derivation, with delta / 2m per node, would need ln(2.5 m/delta) instead of l.
+    Although l is smaller, s is many times the least noise that meets the budget.
     """
     epsilon = number("epsilon", epsilon, above=0)
     delta = number("delta", delta, above=0, below=1)
@@ -700,14 +710,19 @@ def calibrate_privatizer(
     budget : Budget
         The requested budget, with delta > 0 and unit "user" or "item".
     releases : int
-        n, the number of releases. Use n = T if the data decide the schedule.
+        n, the number of releases. If the data decide when a silo synchronises, pass T, the number
+        of rounds.
     calibration : {"exact", "theorem"}
-        "theorem": `node_noise_std`. "exact": the least noise that meets the budget.
+        "theorem" takes the noise of `node_noise_std`, and "exact" the least noise that meets the
+        budget.
     schedule_rounds : int
-        Number of rounds of a private schedule, or 0. Schedule and sums then share the budget evenly
-        (mu^2 / 2 each). No paper says how to share it, so this needs "exact".
+        Number of rounds, if noisy sums of a second tree decide the schedule (`Privatizer`), else 0.
+        A number above 0 needs calibration "exact", since no paper says how to share the budget.
+        Here schedule and released sums share it evenly: each gets half of mu^2, where mu is the GDP
+        parameter of the budget.
     silos_met : int
-        The largest number of silos that one user visits, once each. Above 1 this needs "exact".
+        The largest number of silos that one user visits, once each. Above 1 it needs calibration
+        "exact".
 
     Returns
     -------
@@ -737,9 +752,9 @@ def calibrate_privatizer(
             # Half of mu^2 is for the schedule, so both noises grow by sqrt(2).
             std *= math.sqrt(2.0)
             covariance_sensitivity = _covariance_sensitivity(budget.relation)
-            nodes = tree_levels(schedule_rounds)
+            nodes_per_record = tree_levels(schedule_rounds)
             schedule_std = (
-                math.sqrt(2.0 * nodes)
+                math.sqrt(2.0 * nodes_per_record)
                 * covariance_sensitivity
                 / gaussian_mu(budget.epsilon, budget.delta)
             )
@@ -760,8 +775,9 @@ def calibrate_privatizer(
 
 
 def _covariance_sensitivity(relation: str) -> float:
-    """Return the sensitivity of sum x x^T, divided by the parameter of its goe2 noise.
+    """Return the sensitivity of the sum of x x^T to one record, in units of its noise.
 
-    It is 1 for "replace", and 1/sqrt 2 for "zero-out".
+    It is the GDP parameter mu of the sum with noise of layout goe2 and parameter 1: 1 for
+    "replace", and 1/sqrt 2 for "zero-out".
     """
     return joint_sensitivity(relation, _LAYOUT, bias_std=math.inf)
