@@ -76,9 +76,11 @@ def as_number(value: object) -> float | None:
 
 
 def code(value: object) -> str:
-    """Return the normal form of a code, category, label or subject.
+    """Return the normal form of a cell that holds a code, category, label or subject.
 
-    Raises ValueError for an integer of thousands of digits.
+    A text is stripped, and in NFC. Other values become text: a whole number without a fraction
+    ("17" for 17.0), a truth value as "true" or "false". Raises ValueError for an integer of
+    thousands of digits.
     """
     if isinstance(value, str):
         text = value.strip()

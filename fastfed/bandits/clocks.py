@@ -173,7 +173,7 @@ def refuse_clock(clock: object) -> None:
 
 
 def deployed_clocks(config: ClockConfig, problem: ProblemSpec) -> Clocks:
-    """Return the clocks of a deployment's silos. Its ticks are moments of its calendar.
+    """Return the clocks of a deployment's silos. A tick is a moment of the deployment's calendar.
 
     Raises
     ------
@@ -214,7 +214,8 @@ def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
     """Return the schedule for which a curve's noise is calibrated: a release for each silo report.
 
     Without the key ``clock`` all silos report together, after each batch. With it, silos make
-    different numbers of reports, and the schedule has the largest of these numbers of releases.
+    different numbers of reports, and the schedule has one release for each report of the silo that
+    reports most often.
 
     Parameters
     ----------
@@ -233,24 +234,24 @@ def reported_batches(config: ClockConfig, problem: ProblemSpec) -> Schedule:
 
 
 def with_clock(plan: Plan, theory: Theory, clocks: Clocks | None) -> tuple[Plan, Theory]:
-    """Return the plan and the theory of a curve with the key ``clock``.
+    """Return the plan of a curve with its clocks added, and the curve's theory.
 
     Parameters
     ----------
     plan : Plan
-        The plan without clocks, whose releases are the reports of one silo.
+        The plan without clocks. A release is a report of one silo.
     theory : Theory
-        The theory of the views, which are sums of the latest reports of all silos, see
+        The theory of the views. A view is the sum of the latest reports of all silos, see
         `noise_distributions.of_views`.
     clocks : Clocks or None
-        The clocks of all silos. With None, plan and theory are returned unchanged.
+        The clocks of all silos. If None, ``plan`` is returned unchanged.
 
     Returns
     -------
     plan : Plan
-        A `ClockedPlan` if there are clocks.
+        If there are clocks, a `ClockedPlan`.
     theory : Theory
-        The same theory.
+        ``theory``, unchanged.
     """
     if clocks is None:
         return plan, theory

@@ -65,7 +65,8 @@ def in_shares(
         The silo's index, and the release of the row.
     row : ndarray of uint64, shape (s,)
     sealing : SealedNoise
-        Draws the helper's share. The same sums give the same share.
+        Draws the helper's share. If the report is made again from the same sums, the helper's
+        share is the same.
 
     Returns
     -------
@@ -131,8 +132,9 @@ class PairMasks:
     def at(self, release: int, size: int, sessions: Sequence[bytes]) -> np.ndarray:
         """Return the sum of this silo's masks of a release modulo 2^64, as uint64, (size,).
 
-        ``sessions`` are the sessions of all silos, in order. The silo with the smaller index in
-        a pair adds the pair's mask, and the other silo subtracts it.
+        ``sessions`` are the sessions of all silos, in order: 32 bytes each, on which the masks
+        depend. The silo with the smaller index in a pair adds the pair's mask, and the other silo
+        subtracts it.
         """
         total = np.zeros(size, dtype=np.uint64)
         for other_silo, key in self._keys.items():
@@ -185,7 +187,7 @@ class Sessions:
     def check_list(
         self, release: int, body: wire.Sessions, own: bytes
     ) -> tuple[tuple[Write, ...], str]:
-        """Check a list of all silos' sessions from the hub.
+        """Check a list of all silos' sessions (32 bytes each) that the hub has sent.
 
         Parameters
         ----------
@@ -198,10 +200,11 @@ class Sessions:
         Returns
         -------
         tuple of Write
-            The write that stores the list. Empty if a list is stored already. Also empty if the
-            list contains a different session of this silo; then the release is added to `foreign`.
+            The write that stores the list. The tuple is empty in two cases: a list of the release
+            is stored already, or the list contains a session of this silo that differs from
+            ``own``. In the second case the release is added to `foreign`.
         str
-            An error if the hub has sent two different lists; else empty.
+            An error if the stored list of the release is a different one; else empty.
 
         Raises
         ------
@@ -259,7 +262,8 @@ class Helper(Speaker):
         # The state below is saved in the store.
         #: Release -> the bytes of this helper's answer.
         self.answers: dict[int, bytes] = {}
-        #: Release -> the entries of the set that was answered: silos and digests of their reports.
+        #: Release -> the entries of the set of reports that the helper answered: silo and digest of
+        #: each report.
         self.sets: dict[int, tuple[wire.Entry, ...]] = {}
         self.alarms: list[str] = []
         #: The hub does not check the nonce of a helper.
@@ -336,7 +340,10 @@ class Helper(Speaker):
         return Step((), (Message(self.deployed.document.hub.name, answer),))
 
     def _total(self, envelope: Envelope, body: Opened) -> bytes:
-        """Return the sum of the helper's decrypted shares of a set, modulo 2^64, as bytes."""
+        """Check a set of reports from the hub, and return the sum of the helper's shares of them.
+
+        The helper decrypts the shares. The sum is modulo 2^64, as bytes.
+        """
         release, label = envelope.release, f"the hub's request for release {envelope.release}"
         wire.check_entries(body.entries, self.plan.silos, label)
         least = self.deployed.document.least
@@ -446,20 +453,22 @@ class Counter:
         return statistic
 
     def row(self, release: int, records: Sequence[Record]) -> np.ndarray:
-        """Return the counts of a release as words modulo 2^64, uint64, (s,).
+        """Return the silo's bit counts of a release as words modulo 2^64, uint64, (s,).
 
-        Each record is rounded independently for each node of the tree. The number of noise bits
+        A count is the number of ones among noise bits and the bits of the records below the
+        release's node of the tree. It is centred (minus its mean without data), and multiplied by
+        `COUNT_UNITS`. Each record is rounded independently for each node. The number of noise bits
         depends on the largest number of records that the node may have, not on the actual number.
         """
         plan, encoding = self.plan, encoding_of(self.plan)
         encoding_index, size = plan.encoding_at(release), plan.statistic_size
-        counts = np.zeros(size)
+        centred = np.zeros(size)
         for record in _records_below(plan, release, records):
             words = self._rounding(release, record)
-            round_statistic(record.point, encoding.steps(encoding_index), True, words, counts)
+            round_statistic(record.point, encoding.steps(encoding_index), True, words, centred)
         trials = plan.points_of(release) * encoding.noise_bits[encoding_index]
-        aggregation.add(counts, self.noise.binomials(self.silo, release, size, trials))
-        return np.rint(COUNT_UNITS * counts).astype(np.int64).view(np.uint64)
+        aggregation.add(centred, self.noise.binomials(self.silo, release, size, trials))
+        return np.rint(COUNT_UNITS * centred).astype(np.int64).view(np.uint64)
 
     def _rounding(self, release: int, record: Record) -> np.ndarray:
         """Return the random words that round a record for the node of a release, uint32, (s,)."""

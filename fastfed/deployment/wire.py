@@ -292,9 +292,9 @@ class Wire:
         self, plan: bytes, keys: Mapping[str, bytes], size: int, views: bool = False
     ) -> None:
         self.plan, self._keys, self.size, self._views = plan, dict(keys), size, views
-        # Maximum bytes of each kind of message, with a margin. A statistic has 8 * size bytes, an
-        # entry or a session less than 64. A share for the helper is an encrypted envelope, and a
-        # set holds one share of each silo.
+        # Maximum bytes of each kind of message, with a margin. A statistic has 8 * size bytes. An
+        # `Entry` of a set, or a session, has fewer than 64 bytes. A share for the helper is an
+        # encrypted envelope, and a set (`Opened`) holds one share of each silo.
         share = 8 * size + 2 * _ENVELOPE_BYTES
         self.limits = {
             "join": _ENVELOPE_BYTES,
@@ -360,6 +360,7 @@ class Wire:
         Refused
             If the body is not of this type, or not in canonical form.
         """
+        # A plan whose silos have separate clocks sends a `View` as its `Broadcast`.
         sent_type: Any = View if self._views and body_type is Broadcast else body_type
         try:
             decoded: B = msgspec.msgpack.decode(envelope.body, type=sent_type)

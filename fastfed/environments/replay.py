@@ -122,9 +122,10 @@ def records_pool(
 ) -> Pool:
     """Return a pool with one query per record and one action per class.
 
-    Let z (p + 1,) be the features of a record and a constant 1, divided by the largest norm of all
-    records (or, with ``norm``, scaled down to norm at most ``norm`` and divided by ``norm``). The
-    features phi(c, a) of record c and action a are
+    Let z (p + 1,) be the p features of a record and a constant 1, divided by the largest norm of
+    all records. If ``records.norm`` is given, z is instead scaled down to norm at most
+    ``records.norm`` and divided by ``records.norm``. For record c and action a, of K actions, the
+    features phi(c, a) are
 
     - "projection": P_a z. The public matrices P_a (dimension, p + 1) have orthonormal columns (if
       dimension >= p + 1) or rows, from the QR factorisation of a Gaussian matrix drawn with
@@ -247,7 +248,7 @@ def scaled(features: np.ndarray, width: int, norm: float | None) -> np.ndarray:
             f"features must be smaller: the norm of record {int(np.argmin(np.isfinite(norms)))} "
             "overflows a float64"
         )
-    # A norm a little below 1, such that a float32 sum of d squares is at most 1.
+    # A norm a little below 1, such that a float32 sum of ``width`` squares is at most 1.
     below_one = 1.0 - (width + 4) * 2.0**-24
     if norm is None:
         z *= below_one / norms.max()

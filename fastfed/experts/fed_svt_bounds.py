@@ -64,11 +64,13 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
     """Return a proven bound on the probability that Fed-SVT needs more than ``switches`` switches.
 
     The bound is P(X_1 + ... + X_{kappa+1} <= ln d) for independent X, where X is Exp(1) conditioned
-    on X <= gap/2 and rounded down by at most gap/1024. It holds for losses fixed in advance if none
-    of the first kappa + 1 switches is early (add `early_switch_failure`) and if L - W >= m L* +
-    gap/eta. gap is in [1, 32]; the paper uses 4. The cost is O(kappa ln(d) 2^19/gap).
+    on X <= gap/2 and rounded down by at most gap/1024. It holds for losses fixed in advance under
+    two conditions: none of the first kappa + 1 switches is early (add `early_switch_failure`), and
+    L - W >= m L* + gap/eta. gap is in [1, 32]; the paper uses 4. The computation takes
+    O(kappa ln(d) 2^19/gap) operations.
 
-    Here d is ``experts``.
+    Here d is ``experts`` and kappa ``switches``. L is the `threshold`, W the `noise_margin`, m L*
+    a bound on the best expert's loss summed over the m clients, and eta the learning rate.
     """
     d, kappa = check_experts(experts), integer("switches", switches, at_least=0)
     if d == 1:
@@ -83,10 +85,11 @@ def budget_failure(experts: int, switches: int, *, gap: float = 4.0) -> float:
 
 
 def switching_budget(experts: int, failure_probability: float, *, gap: float = 4.0) -> int:
-    """Return the least kappa with budget_failure(d, kappa) <= rho, slightly above 1.46 ln d.
+    """Return the number of switches that suffices with probability 1 - rho, by `budget_failure`.
 
-    It is proven under the conditions of `budget_failure`, and below `switching_budget_printed` for
-    every d and rho.
+    It is the least kappa with budget_failure(d, kappa) <= rho, slightly above 1.46 ln d. The
+    conditions of `budget_failure` apply, also to ``gap``. For every d and rho this kappa is below
+    `switching_budget_printed`.
 
     Here d is ``experts`` and rho ``failure_probability``.
     """
@@ -104,9 +107,9 @@ def switching_budget_printed(experts: int, failure_probability: float) -> int:
     """Return the paper's kappa: 3 ceil(log2 d) + 24 ln(1/rho), rounded up.
 
     The paper's proof applies Lemma D.3 with k = 4 ln(1/rho), but the lemma needs k >= ceil(log2 d).
-    This kappa is sufficient nevertheless: s = ceil(log2 d) halvings take s - 1 switches plus s
-    geometric numbers of mean 1.37, and Chernoff's bound at 1/24 gives a failure probability below
-    rho.
+    This kappa is sufficient nevertheless. The sum phi of the weights (see the comment above) halves
+    at most s = ceil(log2 d) times. That takes s - 1 switches plus s geometric numbers of switches,
+    each of mean 1.37, and Chernoff's bound at 1/24 gives a failure probability below rho.
 
     Here d is ``experts`` and rho ``failure_probability``.
     """
@@ -166,10 +169,12 @@ def _largest_draw_above(w: float, k: float, a: float, b: float) -> float:
 
     if a == 0.0:
         return float(largest_exceeds(np.array(w)))
-    # The part r < -w is E(1 - (e^(-a y/b)/2)^k) for y ~ Exp(1), in closed form.
+    # With probability e^(-w/a)/2, r < -w. Then w + r = -a y with y ~ Exp(1), and the largest draw
+    # exceeds w + r with probability 1 - (e^(-a y/b)/2)^k. Its mean over y has a closed form.
     part_below = math.exp(-w / a) / 2.0 * (1.0 - 0.5**k / (1.0 + a * k / b))
-    # The part r > -w: Gauss-Legendre quadrature. The integrand has kinks at 0 and -w and a bend
-    # where the largest draw is typical; panels double in width with the distance from these points.
+    # For r > -w: Gauss-Legendre quadrature over r. The integrand has kinks at r = 0 and -w, and a
+    # bend where w + r is about the size of the largest draw, b ln(k/2). Panels double in width with
+    # the distance from these points.
     kinks = np.array([-w, min(0.0, b * math.log(max(k / 2.0, 1.0)) - w), 0.0])
     high = 45.0 * a
     start = min(a, b, w) / 2.0
@@ -209,11 +214,11 @@ def _least_margin(failure: Callable[[float], float], rho: float, scale: float) -
     low, high = 0.0, scale
     while failure(high) > rho:
         low, high = high, 2.0 * high
-    floor = math.log(rho)
+    log_rho = math.log(rho)
 
     def excess(w: float) -> float:
         """Return ln(failure(w) / rho)."""
-        return math.log(max(failure(w), 1e-320)) - floor
+        return math.log(max(failure(w), 1e-320)) - log_rho
 
     if low == 0.0:
         low = 1e-9 * high
@@ -228,14 +233,17 @@ def _least_margin(failure: Callable[[float], float], rho: float, scale: float) -
 def early_switch_failure(
     margin: float, decisions: int, switches: int, threshold_scale: float, query_scale: float
 ) -> float:
-    """Return a proven bound on P(one of the first kappa + 1 switches comes at q < L - W).
+    """Return a proven bound on the probability that one of the first kappa + 1 switches is early.
 
-    The bound is 1 - (E F(W + r)^(n/K))^K, where K = min(n, kappa + 1), r ~ Lap(threshold_scale) and
-    F is the cdf of Lap(query_scale). ``margin`` is W >= 0, and ``decisions`` is the total number n
-    >= 0 (floor(T/N)). If n/K is an integer, losses that stay at L - W for n/K decisions and then
-    jump attain the bound. Losses must be nonnegative, so that queries are nondecreasing.
+    A switch is early if it comes at a query q <= L - W. The query is the sum of all clients' losses
+    of the current expert since the last switch, and L is the `threshold`. The bound is
+    1 - (E F(W + r)^(n/K))^K, where K = min(n, kappa + 1), r ~ Lap(threshold_scale), and F is the
+    cdf of Lap(query_scale). If n/K is an integer, some losses attain the bound: in each stretch
+    (from one switch to the next), q stays at L - W for n/K decisions, and then jumps. Losses must
+    be nonnegative, so that queries are nondecreasing.
 
-    Here kappa is ``switches``.
+    Here W >= 0 is ``margin``, n >= 0 is ``decisions``, the total number of decisions (in Fed-SVT
+    floor(T/N), for T rounds in phases of length N), and kappa is ``switches``.
     """
     w = number("margin", margin, at_least=0)
     n, count = _stretch_count(decisions, switches)
@@ -254,7 +262,10 @@ def noise_margin(
     query_scale: float,
     failure_probability: float,
 ) -> float:
-    """Return the least W >= 0 with early_switch_failure(W, ...) <= rho, in units of loss.
+    """Return the margin W below the threshold at which early switches have probability <= rho.
+
+    It is the least W >= 0 with early_switch_failure(W, ...) <= rho, in units of the loss summed
+    over clients. The other arguments are as for `early_switch_failure`.
 
     Here rho is ``failure_probability``.
     """
@@ -269,12 +280,12 @@ def noise_margin(
 def noise_margin_printed(
     horizon: int, phase_length: int, epsilon: float, failure_probability: float
 ) -> float:
-    """Return the paper's W: 8 ln(2 T^2/(N^2 rho))/epsilon, for phase_length N in 1..T.
+    """Return the paper's noise margin W, which is 8 ln(2 T^2/(N^2 rho))/epsilon.
 
-    With the paper's noise scales 4/epsilon and 8/epsilon, P(early switch) is then below rho N/(3
-    T).
+    With the paper's noise scales 4/epsilon and 8/epsilon, the probability of an early switch (see
+    `early_switch_failure`) is then below rho N/(3 T).
 
-    Here T is ``horizon`` and rho ``failure_probability``.
+    Here T is ``horizon``, N is ``phase_length``, from 1 to T, and rho is ``failure_probability``.
     """
     t = check_horizon(horizon)
     n = integer("phase_length", phase_length, at_least=1, at_most=t)
@@ -287,10 +298,12 @@ def late_switch_failure(
 ) -> float:
     """Return a proven bound on the probability that an expert is ever kept at q > L + W'.
 
-    The bound is 1 - (1 - p)^(kappa + 1) with p = P(Lap(a) - Lap(b) > W'). It holds over kappa + 1
-    stretches with any number of decisions. ``margin`` is W' >= 0.
+    The query q is the sum of all clients' losses of the current expert since the last switch, and L
+    is the `threshold`. The bound is 1 - (1 - p)^(kappa + 1) with p = P(Lap(a) - Lap(b) > W'). It
+    holds for up to kappa + 1 stretches (times from one switch to the next), whatever the number of
+    decisions in them.
 
-    Here kappa is ``switches``, a ``threshold_scale`` and b ``query_scale``.
+    Here W' >= 0 is ``margin``, kappa ``switches``, a ``threshold_scale`` and b ``query_scale``.
     """
     w = number("margin", margin, at_least=0)
     kappa = integer("switches", switches, at_least=0)
@@ -302,10 +315,12 @@ def late_switch_failure(
 def threshold(
     clients: int, optimal_loss: float, eta: float, noise_margin: float, *, gap: float = 4.0
 ) -> float:
-    """Return L = m L* + W + gap/eta, in units of the loss summed over clients.
+    """Return Fed-SVT's threshold L = m L* + W + gap/eta, in units of the loss summed over clients.
 
-    The best expert's loss, summed over clients, is at most m L*, where L* = ``optimal_loss`` >= 0.
-    The exponential mechanism draws with weights e^(-eta s(x)/2), eta > 0. The paper has gap = 4.
+    Here m is ``clients`` and W ``noise_margin``. The best expert's loss, summed over clients, is at
+    most m L*, where L* = ``optimal_loss`` >= 0. The exponential mechanism draws expert x with a
+    weight e^(-eta s(x)/2), where s(x) is the larger of m L* and the cumulative loss of x, summed
+    over clients, and eta > 0. The paper has gap = 4.
     """
     m, best = check_clients(clients), number("optimal_loss", optimal_loss, at_least=0)
     margin = number("noise_margin", noise_margin, at_least=0)
@@ -325,13 +340,15 @@ def svt_regret(
 ) -> float:
     """Return a proven upper bound on one client's total loss, hence regret, under Fed-SVT.
 
-    The bound is min(T, (kappa + 1)(L + W' + m N)/m), where W' is the least with
-    late_switch_failure(W', ...) <= rho. A stretch costs at most L + W' up to its last decision to
-    keep the expert, and m N after it. The bound holds with probability at least 1 - rho - P(more
-    than kappa switches needed). So if W (`noise_margin`), kappa (`switching_budget`) and this bound
-    are each computed at rho/3, and L by `threshold`, it holds with probability at least 1 - rho.
-    Losses must be in [0, 1] and fixed in advance. The algorithm must be the corrected one: q +
-    gamma is compared with the noisy threshold, and every expert is scored by its own losses.
+    The bound is min(T, (kappa + 1)(L + W' + m N)/m), where W' is the least number with
+    late_switch_failure(W', ...) <= rho. A stretch, which is the time from one switch to the next,
+    costs at most L + W' up to its last decision to keep the expert, and m N after it. The bound
+    holds with probability at least 1 - rho - P(more than kappa switches needed). So if W
+    (`noise_margin`), kappa (`switching_budget`) and this bound are each computed at rho/3, and L by
+    the function `threshold`, the bound holds with probability at least 1 - rho. Losses must be in
+    [0, 1] and fixed in advance. The algorithm must be the corrected one: the query q (all clients'
+    losses of the expert since the last switch) plus noise gamma is compared with the noisy
+    threshold, and every expert is scored by its own losses.
 
     Here T is ``horizon``, m ``clients``, N ``phase_length``, L ``threshold``, kappa ``switches``
     and rho ``failure_probability``.
@@ -362,13 +379,15 @@ def theorem_2_6(
 ) -> float:
     """Return the printed order of Fed-SVT's regret in Theorem 2.6 (repeated as D.1).
 
-    The order is (A + ln(T^2/(N^2 rho)) ln(d/rho))/(m epsilon) + (N + L*) ln(d/rho), where A is
-    ln(d)^2 under pure privacy and ln(d)^1.5 ln(1/delta)^0.5 with a delta. The paper states it with
-    probability 1 - rho and proves it with 1 - O(rho). ln(d/rho) stands for kappa + 1; the printed
-    kappa is up to 24 times larger. The second A should contain ln(d/rho), because no other term
-    covers ln(1/rho)^1.5 ln(1/delta)^0.5. The printed eta is too large for (epsilon, delta).
+    The order is (A + ln(T^2/(N^2 rho)) ln(d/rho))/(m epsilon) + (N + L*) ln(d/rho). Here A is
+    ln(d)^2 under pure privacy (``delta`` None), and ln(d)^1.5 ln(1/delta)^0.5 with a delta. The
+    paper states the order with probability 1 - rho, and proves it with probability 1 - O(rho). The
+    factor ln(d/rho) stands for kappa + 1, where kappa is the number of switches; the printed kappa
+    is up to 24 times larger. With a delta, A should contain ln(d/rho), because no other term covers
+    ln(1/rho)^1.5 ln(1/delta)^0.5. For a budget with delta, the printed learning rate eta is too
+    large.
 
-    Here T is ``horizon``, m ``clients``, d ``experts``, N ``phase_length`` and rho
+    T is ``horizon``, m ``clients``, d ``experts``, N ``phase_length``, L* ``optimal_loss`` and rho
     ``failure_probability``.
     """
     t, m, d = (check_horizon(horizon), check_clients(clients), check_experts(experts))

@@ -216,7 +216,7 @@ class Collector(Interface):
     def values(self, release: int, x: np.ndarray) -> np.ndarray:
         """Return the values (d,) to send in an exchange, noise included.
 
-        ``x`` (d,) is the current decision.
+        ``release`` is the number of the exchange, from 1, and ``x`` (d,) the current decision.
         """
         ...
 
@@ -317,8 +317,9 @@ class Rounds(Interface):
         """Run rounds up to ``last``, or up to a decision that compiled code cannot make.
 
         ``expert`` is the current expert, and ``release`` the number of exchanges so far. ``asks``
-        is False if the next exchange has already taken place. Return the expert, the number of
-        exchanges, and how often the leader has changed.
+        is True if the exchange before the next round is still to take place, and False if it has
+        taken place. Return the last expert, the number of exchanges, and how often the expert has
+        changed under the rule "leader" (the expert with the least cumulative loss).
         """
         ...
 
@@ -424,9 +425,10 @@ def start_expert(experts: int, noise: NoiseSource) -> int:
 
 
 def choices_of(plan: ExpertPlan, noise: OneLoss, protocol: Protocol) -> tuple[PrivacyEvent, ...]:
-    """Return the privacy events of a plan whose server chooses one expert by a mechanism.
+    """Return the privacy events of a plan whose server chooses all clients' expert by a mechanism.
 
-    ``noise`` is the event of replacing one loss. Raises InputError if the plan's protocol is not
+    ``noise`` is the event for the replacement of one loss under the server's mechanism. It is
+    extended to all losses of one record. Raises InputError if the plan's protocol is not
     ``protocol``, if the plan's losses are not linear, or if the mechanism's budget differs from the
     claimed budget.
     """
@@ -463,7 +465,7 @@ BUDGET_EXCEEDED = "the claimed budget is not met; the exact value is what holds"
 def budget_exceeded(uses: int) -> str:
     """Return the caveat for an exact epsilon above the claimed one.
 
-    ``uses`` is the number of losses that one record can affect.
+    ``uses`` is the number of losses of one record that the account covers.
     """
     if uses == 1:
         return BUDGET_EXCEEDED

@@ -169,9 +169,10 @@ def ones_of(
 ) -> np.ndarray:
     """Return the number of ones in the message of each entry of a statistic, (s,) int64.
 
-    ``point`` (s,) is the statistic of a data point, ``level`` the index into the encoding, and
-    ``words`` (s,) are random 32-bit integers for the rounding. ``noise`` (s,) is the number of ones
-    among the noise bits, minus its mean.
+    ``point`` (s,) is the statistic of a data point, and ``words`` (s,) are random 32-bit integers
+    for the rounding. ``level`` is the index into the tuples of the encoding (a level of the tree,
+    or a release minus 1). ``noise`` (s,) is the number of ones among the noise bits, minus its
+    mean.
     """
     ones = np.zeros(len(point))
     round_statistic(point, encoding.steps(level), True, words, ones)
@@ -335,6 +336,7 @@ class VectorSum(Once):
         if calibration == "theorem":
             log = math.log(4.0 * (d * d + 1)) - math.log(budget.delta)
             bits = math.ceil(24e4 * (g * log / budget.epsilon) ** 2 / n)
+            # The theorem needs the noise of n users: let `honest_users` users add as much.
             return math.ceil(bits * n / self.honest_users)
 
         def enough(bits: int) -> bool:
@@ -417,7 +419,8 @@ class VectorSum(Once):
         Returns
         -------
         ndarray of uint8, shape (d, 2 g + b)
-            Bits, 0 or 1. Row i encodes entry i; the row index is the label of its bits.
+            Bits, 0 or 1, where g is ``precision`` and b is ``noise_bits``. Row i encodes entry i;
+            the row index is the label of its bits.
 
         Raises
         ------
@@ -452,10 +455,12 @@ class VectorSum(Once):
     def shuffle(self, bits: object) -> np.ndarray:
         """Return the bits of all users, permuted separately within each label.
 
+        The label of a bit is the index 0..d-1 of the vector's entry that it encodes.
+
         Parameters
         ----------
         bits : array_like of uint8, shape (n, d, 2 g + b)
-            The results of `randomize` for all users.
+            The results of `randomize` for all users. Here 2 g + b is `message_bits`.
 
         Returns
         -------
@@ -486,7 +491,7 @@ class VectorSum(Once):
         Parameters
         ----------
         bits : array_like of uint8, shape (d, n (2 g + b))
-            The result of `shuffle`.
+            The result of `shuffle`. Here 2 g + b is `message_bits`.
 
         Returns
         -------

@@ -72,7 +72,7 @@ class Bound:
 
 
 def bound(work: Work, peaks: Peaks) -> Bound:
-    """Return the least time of some work at these peak rates.
+    """Return the least time of some work in microseconds at these peak rates, as a `Bound`.
 
     All kinds of arithmetic share the same execution units, so their times add up. The times of
     memory reads add up too. Arithmetic and reads can overlap, so the bound is the larger of the two

@@ -150,7 +150,10 @@ class Snapshot:
         return self.path
 
     def kept(self) -> Kept | None:
-        """Return the snapshot's content, or None if it is missing, damaged or of another batch."""
+        """Return the snapshot's content, or None if it is missing, damaged or of another batch.
+
+        Also set `earlier` and `at` to the values in the file.
+        """
         try:
             with np.load(self._open(), allow_pickle=False) as archive:
                 header = json.loads(archive["about"].tobytes())
@@ -257,7 +260,8 @@ def arrays_of(states: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     """Return all writable arrays of the states of curves, except caches.
 
     ``states`` holds a dict of `compiled.state` for each curve. The arrays have the name
-    "curve.field", or "curve.trigger.field". A few arrays belong to the plan and never change.
+    "curve.field", or "curve.trigger.field". The result also has a few arrays that belong to the
+    plan and never change.
     """
     arrays = {}
     for i, state in enumerate(states):

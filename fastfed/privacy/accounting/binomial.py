@@ -199,13 +199,14 @@ class Probits:
             self._tabulate()
 
     def _tabulate(self) -> None:
-        """Store both tails of X, and the steps, slopes and bends of the probit scale."""
+        """Store both tails of X, and the three bounds of `Steps` on each interval [k - 1, k]."""
         from scipy.special import ndtri
 
         first, mass, _ = masses(self.trials)
         lower_tail = np.cumsum(mass)
         upper_tail = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
-        # Where a tail is below 1e-290, neither tail gives an accurate probit. No window is so wide.
+        # Where one tail is below 1e-290, it is inaccurate and the other tail is rounded to 1, so no
+        # accurate probit exists. The table ends there; a window beyond it counts as missing.
         in_table = (lower_tail > 1e-290) & (upper_tail > 1e-290)
         self._first = first + int(np.argmax(in_table))
         self._below, self._above, mass = lower_tail[in_table], upper_tail[in_table], mass[in_table]
@@ -258,10 +259,12 @@ class Probits:
         # length x logarithmic mean >= length x geometric mean of phi at its two ends. So
         #   mean step  P(X = k) / mean phi <= exp((|x|^2 + |x'|^2)/4 - n H(k/n)) sqrt(n/(k (n-k)))
         # with x, x' the probits of k - 1 and k. For the slope, the larger of |x|^2 and |x'|^2
-        # replaces their mean. By (Z) and H', to the left of the mean (k + 1 <= n p, k > a),
-        #   e^{n H((k-1)/n) - n H(k/n)} <= p (n - a) / (q a).
-        # To the right (k - 1 >= n p, k <= b) the same holds with (k + 1). For the two or three k in
-        # between, |x|^2 <= 2 n H <= 2 (2^2) / (n p q). On the left, k (n - k) >= a (n - a).
+        # replaces their mean. By (Z) and H', to the left of the mean n p (k + 1 <= n p, k > a),
+        #   e^{n H((k-1)/n) - n H(k/n)} <= p (n - a) / (q a),
+        # and k (n - k) >= a (n - a). To the right of the mean (k - 1 >= n p, k <= b),
+        #   e^{n H((k+1)/n) - n H(k/n)} <= q (b + 1) / (p (n - b - 1)).
+        # For the two or three k in between, k - 1 and k + 1 are within 2 of n p. There
+        # |x|^2 <= 2 n H <= 2 (2^2) / (n p q), since H is at most the chi-square divergence.
         n, p, q = float(self.trials), COIN_P, 1.0 - COIN_P
         if not 0.0 < tail < 0.5 or self.trials < TABLE_TRIALS:
             return _NO_WINDOW
@@ -409,7 +412,8 @@ def node_mu(
     coordinates : int
         Number of coordinates that may change.
     tail : float
-        Probability of the noise of one coordinate beyond each end of its window.
+        The largest probability that the noise of one coordinate is below its window. The same
+        number bounds the probability that it is above the window.
     integers : bool
         True if changes are integer vectors, without random rounding.
     reach : float, optional
@@ -518,8 +522,8 @@ class VectorSumAccount:
     def mu(self, tails: float) -> float:
         """Return the GDP parameter mu that is proven for all nodes together.
 
-        It is proven except with probability ``tails``, which is B of the proof: the probability
-        that the noise is outside of a window.
+        It is proven except with probability ``tails``: the probability that the noise is outside of
+        a window, which the proof above calls B.
         """
         if not self.nodes:
             return 0.0
@@ -545,7 +549,7 @@ class VectorSumAccount:
         if not self.nodes:
             return 0.0
         least_delta = 1.0
-        # Every value of tails gives a valid delta; take the smallest delta over a grid of values.
+        # Each probability ``tails`` of `mu` gives a valid delta. Take the smallest over a grid.
         for tails in np.geomspace(1e-60, 0.5, 240).tolist():
             mu = self.mu(tails)
             if math.isfinite(mu):
@@ -613,7 +617,8 @@ def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> li
     """Return a few pairs of neighbouring records with reward y = 1, as changes of coordinates.
 
     A pair of records is a list of tuples (value before, value after), in encoding levels, one for
-    each coordinate that changes.
+    each coordinate that changes. ``relation`` is "zero-out" or "replace". ``g`` holds the encoding
+    levels per unit of x y and of x x^T.
     """
     bias, covariance = float(g[0]), float(g[1])
     if relation == "zero-out":
@@ -625,8 +630,9 @@ def _neighbouring_pairs(relation: str, dimension: int, g: tuple[int, int]) -> li
             q = (1.0 - math.sqrt(discriminant)) / 2.0
             pairs.append([(bias, -q * bias), (covariance, q * q * covariance)])
         return pairs
-    # x = (cos u, -sin u) becomes (-sin u, cos u). t = sin 2u = 0 needs no rounding; at the other t
-    # the sensitivity has its maximum (`fastfed.privacy.sensitivity`).
+    # x = (cos u, -sin u) becomes (-sin u, cos u). Let t = sin 2u. The first pair has t = 0, where
+    # all values are whole levels. The second has the t at which the sensitivity has its maximum
+    # (`_replacement` in `fastfed.privacy.sensitivity`).
     for t in (0.0, min(1.0, 0.5 * (bias / covariance) ** 2)):
         u = math.asin(t) / 2.0
         c, s = math.cos(u), math.sin(u)
@@ -639,7 +645,7 @@ def _divergence(trials: int, noise: Masses, moves: list[Move], epsilon: float) -
     """Return a lower bound of the hockey-stick divergence of two neighbouring records at epsilon.
 
     ``moves`` has (value before, value after) of each coordinate that changes, and ``noise`` the
-    `masses` of Bin(trials, 1/4). The result is the larger divergence of both directions.
+    `masses` of Bin(trials, 1/4). The result is the larger of the bounds for the two directions.
     """
     reversed_moves = [(after, before) for before, after in moves]
     return max(
@@ -661,9 +667,7 @@ def _one_sided_divergence(trials: int, noise: Masses, moves: list[Move], epsilon
     # Compose the coordinates by Fourier transforms on a grid. Losses are rounded down and small
     # masses dropped, so the result can only be too small. An infinite loss means that the output is
     # possible for the first record only, which discloses this record.
-    finite = [
-        (m[counts], x[counts]) for m, x in losses for counts in [np.isfinite(x) & (m > 1e-18)]
-    ]
+    finite = [(m[kept], x[kept]) for m, x in losses for kept in [np.isfinite(x) & (m > 1e-18)]]
     disclosure_probability = 1.0 - math.prod(1.0 - float(m[np.isinf(x)].sum()) for m, x in losses)
     if not all(m.size for m, _ in finite):
         return max(disclosure_probability - _FOURIER_ERROR, 0.0)
@@ -713,8 +717,8 @@ def _masses_and_losses(
         return np.logaddexp(math.log1p(-fraction) + log_stays, math.log(fraction) + log_moves)
 
     log_before = log_mass(before)
-    outcomes = log_before > -math.inf
-    log_before, log_after = log_before[outcomes], log_mass(after)[outcomes]
+    is_possible = log_before > -math.inf
+    log_before, log_after = log_before[is_possible], log_mass(after)[is_possible]
     return np.exp(log_before) * mass.max(), log_before - log_after
 
 
@@ -753,7 +757,8 @@ def std_of_coins(trials: int, reach: int, tail: float) -> float:
     """Return the std of Gaussian noise that hides shifts no better than Bin(trials, 1/2) does.
 
     So the account of this Gaussian noise is valid for the binomial noise. With n = trials and
-    V = reach the std is a / sqrt(n), where a = n/2 - sqrt(n ln(1/tail) / 2) - V, rounded down.
+    V = reach the std is a / sqrt(n), where a is n/2 - sqrt(n ln(1/tail) / 2) - V, rounded down,
+    but at most n/2 - 2.
 
     Parameters
     ----------
@@ -767,7 +772,7 @@ def std_of_coins(trials: int, reach: int, tail: float) -> float:
     Returns
     -------
     float
-        Standard deviation in units of the integers; 0 if nothing is proven.
+        Standard deviation, in the units of Bin(trials, 1/2); 0 if nothing is proven.
 
     Notes
     -----

@@ -147,7 +147,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
     def counted(self) -> int:
         """Return the number of noise bits of a batch that the account counts in one coordinate.
 
-        It is floor(h B) b, or b if ``local`` is true.
+        It is floor(h B) b, where h is ``honest_fraction`` and B is ``batch_size``. If ``local`` is
+        true, it is b.
         """
         return self.b * (1 if self.local else counted_users(self.honest_fraction, self.batch_size))
 
@@ -162,13 +163,13 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rounding_std(self) -> tuple[float, float]:
-        """Return the largest std that randomised rounding adds to one batch.
+        """Return the largest std that randomised rounding adds to one batch, in units of the sums.
 
         The two numbers are for a bias and for a covariance coordinate.
         """
         # Rounding to one of two neighbouring levels has a std of at most half a level.
-        std_per_level = math.sqrt(self.batch_size) / 2.0
-        return std_per_level / self.g[0], std_per_level / self.g[1]
+        std_in_levels = math.sqrt(self.batch_size) / 2.0
+        return std_in_levels / self.g[0], std_in_levels / self.g[1]
 
     @property
     def noise_stds(self) -> dict[str, float]:
@@ -185,7 +186,8 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         """Return the GDP parameter mu of Gaussian noise with the variance of the binomial noise.
 
         It is only an approximation. `exact` returns the proven epsilon. mu^2 = M0 16 S^2 / (3 N),
-        where N is `counted` and S is `norm`.
+        where M0 is ``returning``, N is `counted` and S is `norm` under ``relation`` (default: the
+        budget's relation).
         """
         if self.counted == 0:
             return math.inf
@@ -200,9 +202,10 @@ class VectorBatches(msgspec.Struct, frozen=True, kw_only=True):
         return _account(trials, self.norm(relation), self.returning, self.coordinates)
 
     def exact(self, delta: float | None = None, relation: str | None = None) -> float:
-        """Return the proven epsilon of all releases at ``delta`` (default: the budget's).
+        """Return the proven epsilon of all releases at ``delta``; infinite if none is proven.
 
-        It is infinite if no finite epsilon is proven.
+        ``relation`` is the neighbour relation. By default, ``delta`` and ``relation`` are those of
+        the budget.
         """
         return self.account(relation).epsilon(self.budget.delta if delta is None else delta)
 
@@ -355,9 +358,9 @@ class UnequalBatches(msgspec.Struct, frozen=True):
         return self.worst.conditions()
 
     def sides(self) -> list[Side]:
-        """Return the guarantee under another trust model, of the batch with the largest epsilon.
+        """Return the `sides` of the batch whose epsilon under the other trust model is the largest.
 
-        The list is empty if the guarantee is not proven for every batch.
+        The list is empty if some batch has no proven finite epsilon there.
         """
         sides_by_batch = [batch.sides() for batch in self.batches]
         if not all(sides_by_batch):
@@ -400,14 +403,14 @@ def calibrate_vector_batches(
           Theorem E.5 there before its constant is rounded up.
         - "published-code": b = ceil(vector_scale G^2 ln(d/delta)^2 / (epsilon^2 B)), or with
           ln(d^2/delta), and g = (G, round(sqrt2 G)). In that code, G levels encode features of
-          norm sqrt2 in both streams. This noise often does not meet the budget; see
-          ``conditions()``.
+          norm sqrt2, in the bias stream (x y) and in the covariance stream (x x^T). This noise
+          often does not meet the budget; see ``conditions()``.
         - "exact": the smallest b for which the budget is proven, with
           g_1 = ceil(g_0 / covariance_ratio): a ratio below 1 means less noise in the covariance
-          stream. Both are at least G, and g_0 is raised if needed, so that the std of the counted
-          noise is at least 150 levels and the skewness of coarse encodings is negligible. A larger
-          g does not change the noise in units of the sums, only the message length 2 g + b, where b
-          grows like g^2.
+          stream. g_0 and g_1 are at least G. If needed, g_0 is raised, so that the std of the
+          counted noise is at least 150 levels and the skewness of coarse encodings is negligible. A
+          larger g does not change the noise in units of the sums, only the message length 2 g + b,
+          where b grows like g^2.
     vector_scale, published_log : float, str
         For "published-code" only, which needs local=False and returning=1.
     honest_fraction : float
@@ -547,10 +550,10 @@ def _norm(
 
 
 def _account(trials: int, norm: float, returning: int, coordinates: int) -> VectorSumAccount:
-    """Return the account of a user's batches, in each of which one of their records changes.
+    """Return the account of one user, all of whose records change: one record in each batch.
 
-    ``trials`` is the number of noise bits that count in one batch, ``norm`` the largest change of
-    an encoded record, and ``returning`` the number M0 of batches.
+    ``trials`` is the number of noise bits that count in one batch and coordinate, ``norm`` the
+    largest L2 change of an encoded record, and ``returning`` the number M0 of the user's batches.
     """
     node = Node(trials, norm, squares=float(returning), count=returning)
     return VectorSumAccount([node], coordinates)
@@ -596,7 +599,8 @@ def _least_noise(
         account = _account(honest_users * bits, norm, returning, coordinates)
         return min(account.mu(tails) / mu for tails, mu in tails_and_mu)
 
-    # Start at the number of bits with which Gaussian noise of the same variance would have this mu.
+    # First guess: with this number of bits, Gaussian noise of the same variance would have the GDP
+    # parameter mu_per_batch in each batch.
     bits = smallest_bits((norm / mu_per_batch) ** 2 / VARIANCE / honest_users, 1.0, excess)
     # Every caller computes this epsilon next. Cache it now, while the probit scale is in memory.
     _account(honest_users * bits, norm, returning, coordinates).epsilon(delta)

@@ -301,7 +301,9 @@ class WorkerPool:
 
         The first batch in the worker's queue was running. If ``tries`` workers have died while they
         ran this batch, it is added to ``unfinished``. Otherwise it is added to ``waiting`` again,
-        like the worker's other batches. ``end`` is a text that states how the worker ended.
+        like the worker's other batches. If `HOPELESS` batches have failed in this way and none has
+        finished, all batches in ``waiting`` move to ``unfinished`` too. ``end`` is a text that
+        states how the worker ended. Raises EngineError if worker processes cannot be started.
         """
         self.workers.remove(worker)
         queue = worker.queue
@@ -354,14 +356,14 @@ def time_kinds(
                 worker.send(value)
             started = 0
             while waiting and worker.connection.poll(max(0.0, until - time.monotonic())):
-                kind, value = worker.connection.recv()
-                if kind == HELLO:
+                message_kind, value = worker.connection.recv()
+                if message_kind == HELLO:
                     started = 1
                     continue
                 positions = waiting.popleft()
-                if kind == TIMED:
+                if message_kind == TIMED:
                     seconds_by_kind[positions] = value
-                elif kind == EXHAUSTED:
+                elif message_kind == EXHAUSTED:
                     break
         except (EOFError, OSError):
             if not started:  # workers cannot be started here
