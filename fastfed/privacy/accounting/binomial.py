@@ -202,13 +202,12 @@ class Probits:
         """Store both tails of X, and the three bounds of `Steps` on each interval [k - 1, k]."""
         from scipy.special import ndtri
 
-        first, mass, _ = masses(self.trials)
+        _, mass, _ = masses(self.trials)
         lower_tail = np.cumsum(mass)
         upper_tail = np.concatenate([np.cumsum(mass[:0:-1])[::-1], [0.0]])
         # Where one tail is below 1e-290, it is inaccurate and the other tail is rounded to 1, so no
         # accurate probit exists. The table ends there; a window beyond it counts as missing.
         in_table = (lower_tail > 1e-290) & (upper_tail > 1e-290)
-        self._first = first + int(np.argmax(in_table))
         self._below, self._above, mass = lower_tail[in_table], upper_tail[in_table], mass[in_table]
         probit = np.where(
             self._below < self._above,
