@@ -2,10 +2,10 @@
 
 Rows run with default keys; rows named `plain` have sieve = 1, so they choose the largest upper
 confidence bound. The other programs are `numba_opponents.py`, `numba_releases.py`,
-`numpy_lazy.py`, `numpy_float32.py`, `numpy_releases.py` and `numpy_experts.py`. Times are medians
-of processor time on one thread; the programs run in turn in one process. A ratio above 1 means that
-fastfed is faster. The limit is the least time of the row's work at the peak rates of this core,
-measured before and after the row (`fastfed.simulation.limits`).
+`numba_plain.py`, `numpy_lazy.py`, `numpy_float32.py`, `numpy_releases.py` and `numpy_experts.py`.
+Times are medians of processor time on one thread; the programs run in turn in one process. A ratio
+above 1 means that fastfed is faster. The limit is the least time of the row's work at the peak
+rates of this core, measured before and after the row (`fastfed.simulation.limits`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ from fastfed.simulation.limits import Work, best_of, bound
 
 numba_opponents: Any = None
 numba_releases: Any = None
+numba_plain: Any = None
 if importlib.util.find_spec("numba"):
     import numba_opponents
+    import numba_plain
     import numba_releases
+
+#: Programs with noisy releases, by label.
+RELEASES = {"NumPy": numpy_releases, "numba": numba_releases, "numba short": numba_plain}
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-6}
 PRIVATE = {"algorithm": "private-fedlinucb", **BUDGET}
@@ -97,7 +102,7 @@ class Row:
         if isinstance(environment, Sphere) and plan.trigger:
             return {
                 label: partial(_seeded, module.feducb, (check_plan(plan), TRUTH))
-                for label, module in (("NumPy", numpy_releases), ("numba", numba_releases))
+                for label, module in RELEASES.items()
                 if module
             }
         if isinstance(environment, RealizableLosses | StochasticLosses):
@@ -132,13 +137,12 @@ class Row:
             return np.nan, microseconds
 
         if plan.batch_size:
-            runs: dict[str, Run] = {
-                "NumPy": lambda n: numpy_releases.agent(plan, *actions(n), seed=n)
+            return {
+                label: lambda n, module=module: module.agent(plan, *actions(n), seed=n)
+                for label, module in RELEASES.items()
+                if module
             }
-            if numba_releases:
-                runs["numba"] = lambda n: numba_releases.agent(plan, *actions(n), seed=n)
-            return runs
-        runs = {"NumPy": arrays}
+        runs: dict[str, Run] = {"NumPy": arrays}
         if numba_opponents:
             loop = numba_opponents.fixed_set
             runs["numba"] = lambda n: loop(plan, *actions(n), seed=n)
@@ -187,7 +191,7 @@ class Compared:
 
 
 def compare(row: Row, turns: int = 7) -> Compared:
-    """Time all programs of a row in turn, after one warm-up run of program_times program."""
+    """Time all programs of a row in turn, after one warm-up run of each program."""
     others = row.others()
     row.ours()
     for run in others.values():
