@@ -299,7 +299,10 @@ class Advice:
         return builtins_dict
 
     def identity(self) -> dict[str, Any]:
-        """Return the tables of a spec with the recommended systems and the baselines.
+        """Return a spec, as a dict, with the recommended systems and the baselines.
+
+        The dict has the form of `fastfed.simulation.experiment.Experiment.identity`, so that
+        `spec_text` can convert it to TOML.
 
         Returns
         -------
@@ -355,10 +358,11 @@ def mean_and_stderr(values: np.ndarray | Iterable[float]) -> tuple[float, float]
 
 
 def scaling_text(size: Size, silos: int, horizon: int, falling: bool) -> str:
-    """Return a sentence on how the last stage was simulated, and how accurate it is.
+    """Return a sentence on how the search's last stage was simulated, and how accurate it is.
 
-    ``size`` is the size of the last stage. ``falling`` is True if the regret of local models was
-    extrapolated with a falling slope.
+    ``size`` holds the numbers of silos and rounds of this stage, while ``silos`` and ``horizon``
+    are those of the problem. ``falling`` is True if the regret of local models was extrapolated
+    with a falling slope.
     """
     if size.rounds < horizon:
         method = "extrapolated linearly, which tends to overestimate regret"
@@ -402,10 +406,10 @@ def verdict_text(
 ) -> str:
     """Return the verdict in words: whether to share, by which system, and at what price.
 
-    ``regrets`` holds the regrets of the last stage by name, ``budget`` is (epsilon, delta), and
-    ``fallback`` is epsilon of a secure sum if all other silos collude. ``searched`` is True if the
-    break-even point was searched. ``differ`` is True if silos may differ; then one model for all
-    may lose even without privacy.
+    ``regrets`` maps the name of a candidate or baseline to its regret in the search's last stage.
+    ``budget`` is (epsilon, delta). ``searched`` is True if the break-even point was searched.
+    ``differ`` is True if silos may differ; then one model for all may lose even without privacy.
+    If the system is a secure sum, ``fallback`` is its epsilon if all other silos collude.
     """
     if verdict.helps:
         text = _sharing_text(verdict, regrets, differ)
@@ -447,7 +451,11 @@ def _no_sharing_text(
     searched: bool,
     differ: bool,
 ) -> str:
-    """Return the text of a verdict against sharing, with the epsilon from which sharing helps."""
+    """Return the text of a verdict against sharing; parameters as in `verdict_text`.
+
+    The text also gives the epsilon and the number of silos from which sharing would help, if they
+    are known.
+    """
     best_regret, alone_regret = regrets[verdict.best], regrets[verdict.alone]
     not_private, random = regrets["no privacy"], regrets["random"]
     mean, stderr = verdict.against_alone

@@ -87,7 +87,8 @@ class AgentConfig(Config, frozen=True, kw_only=True):
     def regularizer_rule(self) -> str | float:
         """The name of the rule that chooses lambda, or the number lambda.
 
-        This is the key ``regularizer``, or its default if the key is not set.
+        This is the key ``regularizer``. If the key is not set, it is "lemma-a4" for the radius
+        "lemma-a4", and else the default of `Config`.
         """
         if self.regularizer is None and self.radius == "lemma-a4":
             return "lemma-a4"
@@ -282,12 +283,13 @@ def gaussian_noise(
 ) -> Noise:
     """Calibrate the Gaussian noise that every user adds to their own message.
 
-    A release is a sum of messages, so it contains the noise of all users so far.
+    A release is the sum of all messages up to its round, so it contains the noise of all users up
+    to this round.
 
     Parameters
     ----------
     config : GaussianConfig
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve (one system of an experiment).
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
@@ -309,7 +311,7 @@ def gaussian_noise(
         else config.covariance_ratio or 1,
     )
     batch_std = NoiseStd(*mechanism.stds).times(math.sqrt(schedule.batch_size))
-    # Variance of the noise in each release, as a multiple of the variance of B users' noise.
+    # Noise variance before the first release (0) and in each release, in units of batch_std^2.
     variances = np.concatenate([[0.0], schedule.ends / schedule.batch_size])
     constant_is_public = centred_of(config.clipping(problem)) is not None
     distribution = NoiseDistribution(batch_std, 1, variances, public_constant=constant_is_public)
@@ -326,12 +328,14 @@ def vector_noise(
     honest_fraction: float = 1.0,
     ratio: float = 1.0,
 ) -> Noise:
-    """Calibrate the number of noise bits that every user adds to a message of a vector sum.
+    """Calibrate the number of noise bits that every user adds to their message.
+
+    A message encodes the user's x y and x x' as bits, and the vector sum adds up all messages.
 
     Parameters
     ----------
     config : PrivateAgentConfig
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve (one system of an experiment).
     problem : ProblemSpec
         Sizes (silos M, rounds T, dimension d), and guarantees about the data.
     schedule : Schedule
@@ -415,7 +419,7 @@ WITHOUT_PRIVACY = PublishedCode(1.0, 0.5e-4)
 
 
 def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
-    """Return the constant Gamma of the published code if each user adds noise: s sqrt(T d).
+    """Return Gamma = s sqrt(T d), a constant of `PublishedCode`, if each user adds noise.
 
     s = sqrt(ln(2.5 B/delta)) / (epsilon sqrt B), where B is ``users``: the number of users in a
     shuffled batch, or 1 for local privacy. T and d are the horizon and dimension of ``problem``.
@@ -426,7 +430,7 @@ def user_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
 
 
 def joint_gamma(budget: Budget, problem: ProblemSpec) -> float:
-    """Return the constant Gamma of the published code for a trusted agent: s sqrt(d ln T).
+    """Return Gamma = s sqrt(d ln T), a constant of `PublishedCode`, for a trusted agent.
 
     s = sqrt(ln T) ln(2.5/delta) / epsilon. T and d are the horizon and dimension of ``problem``;
     for T = 1 the function uses T = 2, because ln 1 = 0.
@@ -437,10 +441,10 @@ def joint_gamma(budget: Budget, problem: ProblemSpec) -> float:
 
 
 def vector_gamma(budget: Budget, users: int, problem: ProblemSpec) -> float:
-    """Return the constant Gamma of the published code for the vector sum.
+    """Return Gamma = s sqrt(T d), a constant of `PublishedCode`, for the vector sum.
 
-    Gamma = s sqrt(T d) with s = ln(d/delta) / (4 epsilon sqrt B), where B is ``users``, the number
-    of users in a batch. T and d are the horizon and dimension of ``problem``.
+    s = ln(d/delta) / (4 epsilon sqrt B), where B is ``users``, the number of users in a batch. T
+    and d are the horizon and dimension of ``problem``.
     """
     log = math.log(problem.dimension) - math.log(budget.delta)
     std = log / (4.0 * budget.epsilon * math.sqrt(users))
@@ -456,9 +460,10 @@ def published_theory(
 ) -> Theory:
     """Return the published code's regularizer and radius, marked as not proven.
 
-    ``code`` holds the constants of the published code. A number in ``config.regularizer`` overrides
-    its lambda. ``noise`` is used for one condition only: whether the regularizer exceeds the
-    operator norm of the noise. ``clip`` holds the clipping bounds, which the conditions report.
+    ``code`` holds the constants of the published code. If ``config.regularizer`` is a number, this
+    number is lambda instead of the published one. ``noise`` is used for one condition only: whether
+    the regularizer exceeds the operator norm of the noise. ``clip`` holds the clipping bounds,
+    which the conditions report.
     """
     d, regularizer = problem.dimension, config.regularizer
     ridge = code.regularizer if isinstance(regularizer, (str, type(None))) else regularizer
@@ -468,15 +473,16 @@ def published_theory(
             noise.distribution.operator_norms(d, config.failure_probability / 4.0).max()
         )
     lam = np.array([ridge])
-    # `Radius` computes offset + scale sqrt(base + d ln(1 + rows / (d lambda))). The published width
-    # does not depend on the number of rows, so log_lambda = inf makes the logarithm 0.
-    log_part = code.width(problem.horizon, d) - math.sqrt(code.gamma * d)
-    base = (log_part / REWARD_SCALE) ** 2
+    # `Radius` computes offset + scale sqrt(base + d ln(1 + rows / (d lambda))), where rows is the
+    # number of feature vectors in V. The published width is the same for every number of rows. So
+    # set lambda in this formula to infinity, which makes the logarithm 0.
+    offset = math.sqrt(code.gamma * d)
+    base = ((code.width(problem.horizon, d) - offset) / REWARD_SCALE) ** 2
     radius = Radius(
         config.radius_multiplier,
         REWARD_SCALE,
         base,
-        np.array([math.sqrt(code.gamma * d)]),
+        np.array([offset]),
         np.array([math.inf]),
     )
     return Theory(

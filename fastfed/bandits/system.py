@@ -70,7 +70,7 @@ class Algorithm(_system.Algorithm):
     """
 
     def make_checked(self, config: Any, problem: ProblemSpec) -> System:
-        """Build the system of a checked config, and mark its regret bound as unproven if it is.
+        """Build the system of a checked config; with some scores its regret bound is unproven.
 
         Parameters
         ----------
@@ -82,9 +82,11 @@ class Algorithm(_system.Algorithm):
         Returns
         -------
         System
-            The system that ``build`` returns. If a score other than "ucb" chooses actions without a
-            sieve, the theory gets a failing condition: that actions are chosen by upper confidence
-            bounds.
+            The system that ``build`` returns, with two exceptions. If a score other than "ucb"
+            chooses actions without a sieve, no regret bound is proven. The theory then gets a
+            condition that fails: that the chosen action has the largest upper confidence bound. If
+            actions are arms, random draws rank the arms that pass the sieve
+            (`fastfed.bandits.arms.with_draws`).
 
         Raises
         ------
@@ -101,7 +103,8 @@ class Algorithm(_system.Algorithm):
         if score == UCB and plan_score is not None:
             score = getattr(plan_score.function, "__name__", "its own")
             if getattr(config, "sieve", None) is None:
-                # The default sieve is for the score "ucb". Another score gets the bonuses in full.
+                # The config sets no sieve. The default sieve is for the score "ucb", so remove the
+                # sieve, and rank actions with the full bonus (factor m' = 1).
                 plan = replace(system.plan, ranking=1.0, sieve_growth=0.0, widths=())
                 system = replace(system, plan=plan)
         # With a sieve the regret bound holds for any score that chooses among the passing actions.
@@ -149,9 +152,9 @@ def check_required(what: str, config: Config, *needs: tuple[str, object, str]) -
     Parameters
     ----------
     what : str
-        The key that needs them, such as "delay", for the message.
+        The key that needs values of other keys, such as "delay", for the message.
     config : Config
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve (one system of an experiment).
     *needs : (str, object, str)
         A needed key, the value that it must have (None: the key must be missing), and the reason.
     """
@@ -292,11 +295,12 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranking(self) -> tuple[float, float]:
-        """The tuple (m', factor) that says how actions are chosen after a sieve.
+        """The tuple (m', factor) of the plan's ``ranking`` and ``sieve_growth``.
 
-        m' multiplies the bonus in the ranking of the actions that pass. The factor multiplies the
-        slack of the sieve, and with a larger slack more actions pass. A factor of 0 stands for a
-        slack of 1: there is no sieve, or only ``tie_bonus`` (`fastfed.protocols.plan.Plan`).
+        m' multiplies the bonus in the ranking of the actions that pass the sieve. The factor
+        multiplies the slack of the sieve, and with a larger slack more actions pass. A factor of 0
+        means that no sieve is used, except that ``tie_bonus`` ranks the actions whose upper
+        confidence bounds tie. The slack is then 1 (`fastfed.protocols.plan.Plan`).
         """
         if self.bonus not in (None, 1.0):
             return self.bonus, 1.0 + self.ledger
@@ -336,7 +340,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError("reward_centre needs clip = true: its proof is for clipped records")
 
     def _check_ranking(self) -> None:
-        """Raise InputError for a ranking of actions that no proof covers."""
+        """Check the keys ``sieve``, ``bonus``, ``tie_bonus`` and ``ledger``, which rank actions.
+
+        Raise InputError if a value is out of range, if keys exclude each other, or if no proof
+        covers the ranking.
+        """
         number("ledger", self.ledger, above=0.0)
         given_keys = []
         for key in ("sieve", "bonus", "tie_bonus"):
@@ -367,8 +375,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def reward_limit(self, problem: ProblemSpec, clip: Clip | None) -> float:
         """Return the largest possible mean reward minus ``reward_centre``.
 
-        An upper confidence bound above this limit means no more than the limit, so actions whose
-        bounds reach it tie.
+        The ranking replaces an upper confidence bound above this limit by the limit. So all actions
+        whose bounds reach the limit tie. If the largest reward is unknown and the ranking does not
+        need it, the largest reward is taken as 1.
 
         Parameters
         ----------
@@ -430,14 +439,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def centred_norm(self, problem: ProblemSpec) -> CentredNorm | None:
         """Return bounds on theta* - theta0, or None if ||theta*|| <= 1 is the only bound.
 
-        theta0 is the public vector with <x, theta0> = ``reward_centre`` for every x. It exists if
-        the problem has a constant feature (docs/centred.md).
+        Without ``reward_centre``, theta0 is 0. Otherwise it is the public vector with
+        <x, theta0> = ``reward_centre`` for every x. This vector exists because every x has the
+        constant feature 1 / sqrt(2 kappa), where kappa is ``problem.intercept`` (docs/centred.md).
         """
         if problem.intercept is None or (self.reward_centre is None and problem.intercept == 1.0):
             return None
         if self.reward_centre is None:
-            # Rewards are not centred, so theta0 = 0. The norm of theta* may exceed 1.
-            return CentredNorm(math.sqrt(2.0 * problem.intercept), 2.0 * problem.intercept)
+            # Rewards are not centred, so theta0 = 0. For kappa > 1 the norm of theta* may exceed 1.
+            return CentredNorm(
+                tau=math.sqrt(2.0 * problem.intercept), along=2.0 * problem.intercept
+            )
         return centred_norm(problem.intercept, self.reward_centre, self.base_rates)
 
     def _check_batches(self) -> None:
@@ -480,8 +492,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         problem : ProblemSpec
             Sizes.
         theorem : callable, optional
-            ``theorem()`` returns B for ``batch_size`` = "theorem". The default is Corollary 5.2 of
-            zhou-chowdhury-2024.
+            ``theorem()`` returns B, the rounds of a batch, for ``batch_size`` = "theorem". By
+            default, B is that of Corollary 5.2 of zhou-chowdhury-2024.
 
         Raises
         ------

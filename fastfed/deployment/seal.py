@@ -115,9 +115,10 @@ class Identity:
             raise InputError("the data encrypted to this party cannot be opened") from None
 
     def agreed_with(self, public: bytes, context: bytes) -> bytes:
-        """Return the key that this party and the owner of a public key share in one context.
+        """Return a secret key that only this party and the owner of ``public`` can derive.
 
-        Both parties derive the same key from the other party's X25519 public key.
+        Each of the two parties calls this method with the other party's X25519 public key, and gets
+        the same key. A different ``context`` gives a different key.
 
         Raises
         ------
@@ -332,13 +333,14 @@ class SealedNoise:
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2 exactly for each entry of one node, as uint64 modulo 2^64.
+        """Draw exact binomial noise for each entry of one tree node, as uint64 modulo 2^64.
 
-        ``trials`` are the numbers n for the bias, off-diagonal and diagonal entries.
+        The noise of an entry is Bin(n, 1/2) - n/2. ``trials`` holds the number n for entries of the
+        sum of x y, then for off-diagonal and for diagonal entries of the sum of x x'.
         """
         stream = _Stream(self.key(_NOISE, silo, node))
-        binomials = fair_binomials(entries(dimension, trials), stream)
-        return np.array([k % 2**64 for k in binomials], dtype=np.uint64)
+        centred = fair_binomials(entries(dimension, trials), stream)
+        return np.array([k % 2**64 for k in centred], dtype=np.uint64)
 
     def binomials(self, silo: int, node: int, count: int, trials: int) -> np.ndarray:
         """Draw Bin(trials, 1/4) - trials / 4 exactly for one node, (count,)."""
@@ -354,7 +356,9 @@ class SealedNoise:
     def uniforms(self, purpose: int, release: int, count: int) -> np.ndarray:
         """Draw uniform numbers in (0, 1), (count,), for the random rotation of a release.
 
-        The numbers do not depend on the data, as the certificate assumes for the rotation.
+        They are a function of the secret, the plan, the party, ``purpose`` (the number of a kind of
+        draws) and ``release`` (the number of the release). So they do not depend on the data, as
+        the certificate assumes for the rotation.
         """
         place = purpose.to_bytes(8, "big"), release.to_bytes(8, "big")
         key = keyed_digest(self._secret, _PUBLIC, self._plan, self._owner, *place)
@@ -397,24 +401,27 @@ class SealedNoise:
 
 
 def hidden_by(plan: Plan, release: int, leaves: np.ndarray) -> dict[int, bytes]:
-    """Return the encoded sums that the noise of a release hides, by the number of the node.
+    """Return, for each node whose noise a release draws, the encoded sums that this noise hides.
 
-    The noise of a node of a tree hides the sum of the leaves below the node. So if a record moves
-    from one of these leaves to another, the noise stays the same. Without a tree, the noise of
-    release k hides the sums of all leaves 1..k.
+    For release types "tree" and "honaker", the noise of a tree node hides the sum of the leaves
+    below the node. If a record moves from one of these leaves to another, this sum stays the same.
+    Sealed noise is a function of the sums that it hides, so the noise stays the same, too. For
+    other release types, and for a secure sum, the noise of release k hides the sums of all leaves
+    1..k.
 
     Parameters
     ----------
     plan : Plan
+        The plan, which defines the release type.
     release : int
-        k >= 1.
+        k >= 1, the number of the release.
     leaves : ndarray, shape (k, s)
         The exact sums of leaves 1..k.
 
     Returns
     -------
     dict of int to bytes
-        Node -> the encoded sums.
+        Number of the node -> the encoded sums. Except for "honaker", the only number is k.
     """
 
     def node_sums(level: int) -> bytes:

@@ -152,11 +152,12 @@ class Pool:
 
     @cached_property
     def directions(self) -> environments.Directions | None:
-        """Principal directions of the rows, from which compiled code bounds scores, or None.
+        """Principal directions of the rows, or None. Compiled code uses them to bound scores.
 
         They are the top eigenvectors of the sum of x x' over the rows x of DIRECTION_QUERIES
-        queries. The property is None if the pool or the dimension is small. It is also None if more
-        than 60 eigenvectors are needed to capture almost all of this sum.
+        queries, as many (a multiple of 6) as capture almost all of this sum. The property is None
+        if more than 60 or at least d / 2 eigenvectors are needed, if the pool or the dimension is
+        small, or if the processor has no screening in 16 bits.
         """
         if (
             self.queries < DIRECTION_QUERIES
@@ -193,9 +194,9 @@ class Pool:
     def with_intercept(self, kappa: float) -> Pool:
         """Return the pool with a constant as last feature.
 
-        The features x of a row become (x / sqrt 2, 1 / sqrt(2 kappa)), of dimension d + 1. Mean
-        rewards do not change. ``linear`` becomes False, since theta* for the new features could
-        have a norm above 1.
+        The features x of a row become (x / sqrt 2, 1 / sqrt(2 kappa)), of dimension d + 1. A larger
+        ``kappa`` >= 1 gives a smaller constant. Mean rewards do not change. ``linear`` becomes
+        False, since theta* for the new features could have a norm above 1.
         """
         d, count = self.dimension, len(self.means)
         values = np.empty(count * (d + 1), dtype=np.float32)
@@ -263,7 +264,7 @@ def feature_major(rows: np.ndarray, starts: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the features of rows (n, d) as flat blocks for a pool, in the order of the queries.
 
     Concatenate the blocks to get `Pool.values`: for each query, the values of one feature are
-    adjacent. ``starts`` holds the first row of each query, and n.
+    adjacent. ``starts`` holds the first row of each query, followed by n.
     """
     sizes = np.diff(starts)
     if (sizes == sizes[0]).all():
@@ -431,11 +432,12 @@ class PoolEnvironment(ABC):
         )
 
     def memory(self, silos: int, horizon: int, curves: int) -> int:
-        """Return the bytes that a replicate takes in addition to the pool.
+        """Return the bytes of memory that a replicate needs in addition to the pool.
 
-        If queries come in a random order, the replicate stores this order. If queries can repeat,
-        every curve stores bounds on the bonuses of the actions that are expected to appear. It also
-        stores two numbers for each query: the version of these bounds, and the last choice.
+        If queries come in a random order without repetition, the replicate stores this order. If
+        queries can repeat, every curve stores bounds on the bonuses of the actions that are
+        expected to appear. It also stores two numbers for each query: which model the bounds are
+        for, and the last choice.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement":
@@ -447,9 +449,9 @@ class PoolEnvironment(ABC):
         return curves * bounds
 
     def shared_memory(self, silos: int, horizon: int) -> int:
-        """Return the bytes that all replicates of one process share.
+        """Return the bytes of memory that all replicates of one process share.
 
-        They hold the int16 features of the queries that are expected to appear.
+        This memory holds the int16 features of the queries that are expected to appear.
         """
         pool = self.pool(silos)
         if self.sampling != "with-replacement" or pool.quantised is None:
@@ -470,7 +472,8 @@ class PoolEnvironment(ABC):
     def open(self, seed: int, replicate: int, silos: int) -> environments.Environment:
         """Return the compiled environment of one replicate."""
         pool = self.pool(silos)
-        # Caching a quantised row pays off only if its query can appear again.
+        # Storing the int16 features of a query (`Pool.quantised`) pays off only if the query can
+        # appear again.
         queries_repeat = self.sampling == "with-replacement"
         order = None
         if self.sampling == "without-replacement":

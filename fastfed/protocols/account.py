@@ -167,9 +167,10 @@ def _supports_silos_met(plan: Plan, claim: Claim) -> bool:
 def _supports_delays(plan: Plan) -> bool:
     """Return True if the account of the plan also holds for rewards that arrive late.
 
-    The number of records in a batch is then unknown. Two records of one user could arrive in the
-    same batch, and the sum of squares of a constant feature, which gets no noise, would reveal how
-    many records arrived.
+    With late rewards nobody knows in advance which records are in a batch. So a user may be in one
+    batch only, because two records of one user could arrive in the same batch. And no feature may
+    be a public constant: its sum of squares, which gets no noise, would reveal how many records
+    arrived.
     """
     claim = plan.privacy or Claim(source="none")
     unit = claim.budget.unit if claim.budget is not None else "user"
@@ -257,7 +258,7 @@ def check_combination(plan: Plan) -> None:
         check_factor(plan.release, plan.releases, plan.factor)
     if plan.releases > _MAX_RELEASES:
         raise InputError(f"a plan must have at most {_MAX_RELEASES} releases, got {plan.releases}")
-    # Each entry names a requirement that all builders satisfy, and whether the plan does.
+    # Requirements that the plans of all builders satisfy -> whether this plan satisfies them.
     trigger, silos = plan.trigger, plan.silos
     noisy_trigger = trigger is not None and trigger.kind == PRIVATE_DETERMINANT
     rules = {
@@ -405,7 +406,8 @@ def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
 
     The keys are numbers of reports, and the values indices of silos. Silos without reports are left
     out. The result is empty unless silos report on separate clocks and have the same budget. It is
-    also empty for release "buffered", whose first k prefix sums are not a release of k prefix sums.
+    also empty for release "buffered": its noise depends on the planned number of releases, so after
+    k reports a silo's noise is not that of a plan with k releases.
     """
     budgets = plan.privacy.by_silo if plan.privacy is not None else ()
     if not isinstance(plan, ClockedPlan) or budgets or plan.release == "buffered":
@@ -420,8 +422,9 @@ def fewer_reports(plan: Plan) -> dict[int, tuple[int, ...]]:
 def _events_of_fewer_reports(plan: Plan, worst: PrivacyEvent) -> list[PrivacyEvent]:
     """Return an event for each group of silos in `fewer_reports`.
 
-    It is the event ``worst`` of the silos with the most reports, with the group's number of reports
-    as the number of releases.
+    ``worst`` is the event of the silos with the most reports. The event of a group is ``worst``
+    with the group's number of reports as its number of releases. The result is empty if ``worst``
+    is not Gaussian noise on sums.
     """
     if not isinstance(worst, GaussianSums):
         return []
@@ -548,7 +551,7 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
     mechanism = plan.secure
     assert mechanism is not None
     centred, (feature, reward) = centred_of(plan.clip), bounds(plan)
-    # Each entry names what must agree between plan and mechanism, and whether it does.
+    # What must agree between the plan and its mechanism -> whether it agrees.
     rules = {
         "trigger": plan.trigger is None,
         "silo_noise": not plan.silo_noise and not claim.by_silo,
@@ -578,11 +581,11 @@ def _secure_sum(plan: Plan, claim: Claim) -> SecureSum:
 
 
 def centred_of(clip: Clip | None) -> Centred | None:
-    """Return the bounds of records whose last feature is a constant.
+    """Return the bounds of clipped records whose last feature is a constant.
 
-    Return None if no feature is a constant that the code writes.
+    Return None without clipping, or if clipping does not write a constant into the last feature.
     """
-    bounds_of(clip)
+    bounds_of(clip)  # raises InputError for invalid bounds
     if clip is None or not clip.constant:
         return None
     return Centred(clip.kappa, clip.feature, *clip.centred)
@@ -591,8 +594,9 @@ def centred_of(clip: Clip | None) -> Centred | None:
 def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
     """Return (layout, noise_std, covariance_ratio) of a plan's noise, for records scaled to norm 1.
 
-    The plan's bounds on features and rewards become L = Y = 1. The result is (layout, 0, 1) if some
-    entry has no noise.
+    The plan's bounds on features and rewards become L = Y = 1. ``noise_std`` is the standard
+    deviation in the sum of x y, and ``covariance_ratio`` that in the sum of x x' divided by it. The
+    result is (layout, 0, 1) if some entry has no noise.
     """
     feature_bound, reward_bound = bounds(plan)
     layout, covariance_std = recovered_layout(std.off_diagonal, std.diagonal)
@@ -605,19 +609,20 @@ def _unit_noise(plan: Plan, std: NoiseStd) -> tuple[str, float, float]:
 
 def _amplified_tree(plan: Plan, claim: Claim, budget: Budget, std: NoiseStd) -> PrivacyEvent:
     """Return the event of noisy p-sums (tree nodes) of silos whose messages are shuffled."""
-    layout, bias, ratio = _unit_noise(plan, std)
-    if not bias:
+    layout, noise_std, ratio = _unit_noise(plan, std)
+    if not noise_std:
         return RawData(budget)
-    # The amplification lemma bounds the sums of x y and of x x' separately. It uses one noise level
-    # relative to the sensitivity for both sums. If the sum of x x' has the lower relative noise,
-    # use this lower level for both.
+    # The amplification lemma bounds the sums of x y and of x x' separately, but assumes that both
+    # have the same noise relative to their sensitivity. If the sum of x x' has less relative noise
+    # than the sum of x y, account for this lower noise in both sums. Noise of layout "goe2" with
+    # parameter s counts as sqrt(2) s: a change D of the sum has mu^2 = ||D||_F^2 / (2 s^2).
     relative_noise = min(1.0, ratio * (1.0 if layout == "iid" else math.sqrt(2.0)))
     if relative_noise < 1.0 - 1e-12:
-        bias, ratio = relative_noise * bias, ratio / relative_noise
+        noise_std, ratio = relative_noise * noise_std, ratio / relative_noise
     return AmplifiedTree(
         plan.releases,
         layout,
-        bias,
+        noise_std,
         claim.calibration,
         budget,
         claim.source,
@@ -636,22 +641,23 @@ def tree_batch(ends: Sequence[int] | np.ndarray) -> int:
     """
     rounds = np.concatenate([[0], np.asarray(ends, np.int64)])
     k = np.arange(1, len(rounds))
-    leaves = k & -k  # release k is a node of as many leaves as the lowest set bit of k
+    # The tree node that is complete at release k has as many leaves as the lowest set bit of k.
+    leaves = k & -k
     rounds_of_node = rounds[k] - rounds[k - leaves]
     return int((-(-rounds_of_node // leaves)).max(initial=1))  # rounded up
 
 
 def _local_noise(plan: Plan, claim: Claim) -> PrivacyEvent:
     """Return the event of Gaussian noise that each user adds to their data point."""
-    layout, bias, ratio = _unit_noise(plan, plan.user_std)
-    if not bias:
+    layout, noise_std, ratio = _unit_noise(plan, plan.user_std)
+    if not noise_std:
         return RawData(claim.required_budget)
     return LocalGaussian(
         # The smallest batch is the worst case: a shuffler hides a user less among fewer users.
         batch_size=int(np.diff(plan.ends, prepend=0).min()),
         returning=claim.max_participations,
         layout=layout,
-        noise_std=bias,
+        noise_std=noise_std,
         covariance_ratio=ratio,
         calibration=claim.calibration,
         budget=claim.required_budget,
@@ -666,13 +672,14 @@ def _vector_sums(plan: Plan, claim: Claim) -> PrivacyEvent:
     if encoding is None:
         raise InputError(f'protocol "{plan.protocol.id}" needs an encoding')
     steps = [encoding.steps(j) for j in range(len(encoding.precision))]
-    # g: the largest entries of x y and of x x', in steps of the encoding, for each level or batch.
+    # One pair g for each level of the tree or each batch: the largest entries of x y and of x x',
+    # in steps of the encoding.
     g = [
         (math.ceil(bias * feature * reward), math.ceil(covariance * feature**2))
         for bias, covariance in steps
     ]
     if plan.protocol.flat and centred_of(plan.clip) is not None:
-        g = steps  # `Centred` accounts for the records' norm, so g must not
+        g = steps  # per unit: `Centred` already contains the bounds on features and rewards
     if plan.protocol.flat:
         count = plan.releases if plan.encoded_by_release else 1
         if not len(g) == len(encoding.noise_bits) == count:
@@ -718,7 +725,8 @@ def released_only(plan: Plan) -> bool:
 
     This holds for a lazy plan, whose actions depend on released statistics only. It holds for a
     plan that synchronises in every round, because the local batch is empty whenever an action is
-    chosen. It also holds if users send bits, which are private wherever they are used.
+    chosen. It also holds if users send their rewards as randomly flipped bits (``flips`` > 0),
+    because these bits are private wherever they are used.
     """
     return plan.lazy or plan.flips > 0 or (plan.trigger is None and plan.releases == plan.horizon)
 
@@ -757,7 +765,7 @@ def _own_terms(plan: Plan) -> tuple[str, ...]:
 def worst_part(plan: PeerPlan) -> Part:
     """Return the part (estimator of a clique) with the largest epsilon.
 
-    Its epsilon is that of the plan, because each user takes part in one part only.
+    The epsilon of this part is the epsilon of the plan, because each user belongs to one part only.
     """
     return max(plan.parts, key=lambda part: event_epsilon(_events_of_plan(part.plan)[0]))
 
@@ -771,13 +779,14 @@ def _events_of_peers(plan: PeerPlan) -> tuple[PrivacyEvent, ...]:
 
 @released.register
 def _events_of_phases(plan: PhasePlan) -> tuple[PrivacyEvent, ...]:
-    """Return the event of a plan in phases: the private means of the silos' estimates.
+    """Return the event of a plan in phases: the released averages of the silos' estimates.
 
-    It is `RawData` if the means have no noise. Raises InputError if the initial phases, in which
-    silos learn alone, release something.
+    It is `WinsorizedMeans` if the averages have noise, else `RawData`, and `NoRelease` if the plan
+    releases nothing. Raises InputError if the initial phases, in which silos learn alone, release
+    something.
     """
     check_means(plan)
-    _events_of_plan(plan.local)
+    _events_of_plan(plan.local)  # raises InputError for an invalid plan
     if plan.protocol not in (PRIVATE_MEAN, PLAIN_MEAN):
         raise InputError(
             f'protocol of a plan in phases must be "{PRIVATE_MEAN.id}" or "{PLAIN_MEAN.id}" as it '

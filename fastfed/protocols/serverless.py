@@ -64,7 +64,8 @@ class Graph:
         Silo 0 is the centre of a star; rings and lines follow the order of the indices. "random" is
         an Erdos-Renyi graph plus the fewest edges that make the graph connected. Each pair of silos
         has an independent uniform number, computed from ``seed``. The edges are the pairs whose
-        number is below ``probability``, and the edges of the minimum spanning tree of all numbers.
+        number is below ``probability``, and the pairs of the minimum spanning tree, whose numbers
+        have the least sum.
 
         Parameters
         ----------
@@ -133,10 +134,11 @@ class Graph:
 
     @classmethod
     def of(cls, value: Any, silos: int, seed: int = 0) -> Graph:
-        """Return the Graph that the value of a spec describes.
+        """Return the Graph that a value of the key ``graph`` of a curve describes.
 
-        ``value`` is a name in GRAPHS, a list of pairs, a networkx graph or a Graph. Raises
-        InputError unless the result is a connected graph of ``silos`` silos.
+        ``value`` is a name in GRAPHS, a list of pairs, a networkx graph or a Graph. ``seed`` is the
+        seed of the graph "random". Raises InputError unless the result is a connected graph of
+        ``silos`` silos.
         """
         if isinstance(value, str):
             return cls.named(value, silos, seed)
@@ -318,8 +320,9 @@ def _checked_edges(edges: Any, silos: int) -> Edges:
 
 def _random_edges(silos: int, seed: int, probability: float) -> Edges:
     """Return the edges of the graph "random", see `Graph.named`."""
-    # Row i holds the numbers of the pairs (i, j) with j < i. Its random key differs from the keys
-    # of all other draws with purpose INSTANCE, which have silo 0 or later rounds.
+    # The draws of silo i are the random numbers of the pairs (i, j) with j < i, as integers below
+    # 2^32. Their key has silo i >= 1 and index 0. The keys of all other draws with purpose INSTANCE
+    # differ from it: they have silo 0 or an index above 0.
     numbers_by_silo = [rng.random_u32(seed, INSTANCE, 0, i, 0, i) for i in range(1, silos)]
     pair_numbers = np.concatenate(numbers_by_silo) if numbers_by_silo else np.zeros(0, np.uint32)
     ends = np.column_stack(np.tril_indices(silos, -1))
@@ -442,7 +445,8 @@ class Network(Generic[M]):
         """Start the next round, and return the messages that arrive. Call it once per round.
 
         The result is a list of pairs (receiving silo, message), older broadcasts first. The
-        forwarding at the end of that round is scheduled at once, so ``bytes_sent`` includes it.
+        receivers of a message with hops left forward it at the end of the round that starts here.
+        This call already schedules the forwarding, so ``bytes_sent`` includes it.
         """
         flights, self._flights = self._flights, []
         delivered = []
@@ -563,9 +567,10 @@ class PeerPlan:
 
     @cached_property
     def clique_crossings(self) -> dict[tuple[int, ...], np.ndarray]:
-        """Return for each clique how many edges one message of every member crosses, (gamma + 1,).
+        """Return, for each clique, `crossings` summed over the clique's silos, (gamma + 1,).
 
-        Entry h is the sum over the members' messages after h hops.
+        If every silo of the clique broadcasts one message, entry h of the clique's array is how
+        often these messages together have crossed an edge after h hops, for h = 0..gamma.
         """
         cliques = {part.clique for part in self.parts}
         return {clique: self.crossings[list(clique)].sum(axis=0) for clique in cliques}
@@ -576,16 +581,17 @@ class PeerPlan:
         return np.arange(estimator or self.gamma, self.horizon + 1, self.gamma)
 
     def uses(self, estimator: int, round: int) -> int:
-        """Return how many of the rounds 1..``round`` use an estimator."""
+        """Return how many of the rounds 1..``round`` use estimator number ``estimator``."""
         first_round = estimator or self.gamma  # see `rounds`
         return (round - first_round) // self.gamma + 1 if round >= first_round else 0
 
 
 def check_parts(plan: PeerPlan) -> None:
-    """Raise InputError unless each user takes part in one part, and all parts claim one budget.
+    """Raise InputError unless each user belongs to one `Part`, and all parts claim one budget.
 
-    For each estimator, the cliques must contain every silo once. The plan of each part must have
-    that part's number of silos, number of rounds and dimension.
+    A part is one estimator of one clique. For each estimator, the cliques must contain every silo
+    once. The plan of each part must have that part's number of silos, number of rounds and
+    dimension.
     """
     members: dict[int, list[int]] = {}
     for part in plan.parts:
@@ -766,10 +772,11 @@ def phases_of(horizon: int) -> int:
 
 
 def check_means(plan: PhasePlan) -> None:
-    """Raise InputError unless the plan has the private means that its protocol needs.
+    """Raise InputError unless the plan has the private means (averages) that its protocol needs.
 
-    A private protocol needs one mean for each release; a plain protocol needs none. Means may
-    differ only in their radius.
+    A private protocol needs one `WinsorizedMean` for each release; a plain protocol needs none.
+    All of these are equal except for ``radius``, the radius of a ball that is expected to contain
+    the silos' estimates.
     """
     mean_count = len(plan.releasing) if plan.protocol.noise_by == "server" else 0
     if len(plan.means) != mean_count:
@@ -788,9 +795,9 @@ def check_means(plan: PhasePlan) -> None:
 
 
 def check_phase_plan(plan: object) -> PhasePlan:
-    """Return the plan if it is a PhasePlan whose private means give the guarantee that it claims.
+    """Return the plan if it is a PhasePlan whose noise gives the guarantee that it claims.
 
-    Raises InputError otherwise.
+    Raises InputError otherwise. The noise is that of the private means (`check_means`).
     """
     plan = of_kind(plan, PhasePlan)
     check_means(plan)

@@ -130,7 +130,8 @@ def check_bound_lines(
 ) -> None:
     """Raise InputError unless ``value`` is a valid [[figure.line]].
 
-    Curves must be in ``labels``, and bounds in ``bounds[curve]``. None means not known yet.
+    Curves must be in ``labels``, and bounds in ``bounds[curve]``. If ``labels`` or ``bounds`` is
+    None, it is not known yet, and its rule is not checked.
     """
     if not isinstance(value, list):
         raise InputError(
@@ -378,7 +379,7 @@ def regret(source: Source, curve: CurveResult) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_source(folder: str | Path, replicates: int | None = None) -> Source:
-    """Read the source of an output folder.
+    """Read the results of an output folder, and the settings of their problem, as a `Source`.
 
     Parameters
     ----------
@@ -390,7 +391,7 @@ def read_source(folder: str | Path, replicates: int | None = None) -> Source:
     Returns
     -------
     Source
-        The source.
+        The results and settings, from which reports are written.
 
     Raises
     ------

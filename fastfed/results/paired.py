@@ -27,9 +27,9 @@ LOCAL_SYSTEM = "local-linucb"
 def beyond(replicates: int) -> float:
     """Return the half-width of a confidence interval of a mean, in standard errors.
 
-    It is Student's quantile for this number of replicates, at the confidence that two standard
-    errors have for many replicates. It is 14 for two replicates, 4.5 for three, 2.9 for five and
-    2.1 for 25. It is NaN for fewer than two.
+    The half-width is 14 for two replicates, 4.5 for three, 2.9 for five and 2.1 for 25. It tends to
+    two for many replicates, and is NaN for fewer than two. It is a quantile of Student's
+    distribution, so that the confidence is the same for every number of replicates.
     """
     if replicates < 2:
         return math.nan
@@ -105,10 +105,10 @@ def shared_replicates(curves: Sequence[CurveResult]) -> list[int]:
 
 
 def difference(first: CurveResult, second: CurveResult, per_silo: bool = False) -> Difference:
-    """Return the paired difference of the final regrets of two curves.
+    """Return the final regret of ``first`` minus that of ``second``, averaged over replicates.
 
-    It is over the replicates that both curves have. With ``per_silo`` each regret is divided by its
-    curve's number of silos.
+    Only the replicates that both curves have are used. With ``per_silo`` each regret is divided by
+    its curve's number of silos.
     """
     shared = shared_replicates((first, second))
     if not shared:
@@ -136,9 +136,9 @@ def is_baseline(results: Results, curve: CurveResult) -> bool:
 def baseline_of(results: Results, curve: CurveResult) -> CurveResult | None:
     """Return the curve that a curve is compared with; None if there is none.
 
-    This is the curve that ``figure.baseline`` names. By default it is the curve of silos that share
-    nothing (``local-linucb``), with the same number of silos and features. If there are several
-    such curves, it is the one of least regret.
+    This is the curve that ``figure.baseline`` names, or by default a curve of silos that share
+    nothing (``local-linucb``). Both curves must have the same number of silos and of features. Of
+    several such curves, the one of least regret is returned. A baseline is compared with no curve.
     """
     if is_baseline(results, curve):
         return None

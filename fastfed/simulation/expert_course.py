@@ -96,16 +96,16 @@ class Course:
 
         ``round`` is the last completed round.
         """
-        rounds, self._reported_round = round - self._reported_round, round
+        new_rounds, self._reported_round = round - self._reported_round, round
 
         def write_snapshot(snapshot: Snapshot) -> None:
-            """Write the current state; do nothing if it is not known which attributes change."""
+            """Write the current state; do nothing if `_state` returns None."""
             state = self._state()
             if state is not None:
                 snapshot.keep(round, state)
 
         self._report_time = time.monotonic()
-        report_progress(self._snapshot, write_snapshot, rounds, self._progress)
+        report_progress(self._snapshot, write_snapshot, new_rounds, self._progress)
 
     def passed(self, round: int) -> None:
         """Call `reached` unless its last call is less than ``REPORT_SECONDS`` ago."""

@@ -118,9 +118,10 @@ def calibrate_joint_dp(
         The release type: how prefix sums get their noise.
     calibration : {"exact", "theorem", "published-code"}
         "exact": the least noise that meets the budget for a user in at most ``returning`` batches.
-        "theorem": 4 sqrt(2 ln(2.5/delta)) / epsilon (Proposition F.1) times sqrt(kappa), where
-        kappa is the number of nodes that contain one leaf, times ``returning`` (Proposition E.7);
-        for "tree" only. "published-code": `NestedNoise`.
+        "theorem": for "tree" only; every node has noise of standard deviation
+        4 sqrt(2 ln(2.5/delta)) / epsilon (Proposition F.1), times sqrt(kappa), where kappa is the
+        number of nodes that contain one leaf, times ``returning`` (Proposition E.7).
+        "published-code": `NestedNoise`.
     layout, covariance_ratio : str, float
         As in `GaussianRelease`.
     returning : int

@@ -152,17 +152,30 @@ def for_task(
     name: str,
     block: Sequence[RunBatch],
 ) -> Snapshots | AtWorker | None:
-    """Return the store of a task's snapshots at a worker; None if the run has no snapshots.
+    """Return where a task at a worker keeps its snapshots; None if the run has no snapshots.
 
-    If the worker sees the output folder, the store is this folder. Otherwise the worker keeps
-    snapshots in memory, and fetches the ones that the client already has for the task's ``block``
-    of batches. ``name`` is the name of the run's plugin at the workers.
+    If the worker sees the output folder, the task keeps them in this folder. Otherwise it keeps
+    them in the worker's memory (`AtWorker`). This function then first fetches the snapshots that
+    the client already has of the batches in ``block``.
+
+    Parameters
+    ----------
+    place : Place or None
+        The folder of the run's snapshots; None if the run has no snapshots.
+    exchange : SnapshotExchange
+        The snapshots in this worker's memory.
+    worker : distributed.Worker
+        This worker.
+    name : str
+        The name of the run's plugin at the workers.
+    block : sequence of RunBatch
+        The task's batches of runs.
     """
     if place is None:
         return None
     if place.seen():
         return place.snapshots
-    with suppress(Exception):  # without an answer the batches start from the beginning
+    with suppress(Exception):  # a batch whose snapshot is not fetched starts from its first round
         client_keys = sync(
             worker.loop, worker.scheduler.get_metadata, keys=[name], default={},
             callback_timeout=PATIENCE,
@@ -202,9 +215,10 @@ def give(name: str, token: str, snapshots: dict[str, bytes], dask_worker: Any = 
 
 @contextmanager
 def open_place(snapshots: Snapshots | None, name: str) -> Iterator[Place | None]:
-    """Yield the place of a run's snapshots; None if the run has none.
+    """Yield the `Place` of a run's snapshots; None if the run has no snapshots.
 
-    A marker file is in the folder during the block. A worker that finds the file sees the folder.
+    During the block of the context manager, a marker file is in the folder of snapshots. A worker
+    that finds the marker file knows that it sees this folder, and writes its snapshots there.
     """
     if snapshots is None:
         yield None
@@ -228,7 +242,8 @@ def carrier(
     """Exchange snapshots with the workers in a thread of the client, during the block.
 
     The thread fetches new snapshots from workers into the folder of ``place``, and sends workers
-    the snapshots that they request.
+    the snapshots that they request. ``name`` is the name of the run's plugin at the workers, and
+    ``batches`` are the batches that will be run.
     """
     if place is None:
         yield
@@ -253,14 +268,15 @@ def carrier(
     def answer(kind: str, address: str, *more: Any) -> None:
         """Handle a message from the worker at an address.
 
-        If the worker holds a new snapshot, fetch and store it. If it wants the snapshots of some
-        batches, send them.
+        The message (HOLDS, address, key) offers a new snapshot: fetch and store the snapshot. The
+        message (WANTS, address, token, keys) requests snapshots: send the ones that exist.
         """
         if kind == HOLDS:
             (key,) = more
             data = call(take, address, key)
             snapshot = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
-            # Check it first: a snapshot that was damaged on its way must not replace a good one.
+            # `kept` returns None for a snapshot that was damaged on its way. Such a snapshot must
+            # not replace a good one.
             if (
                 data
                 and ClientSnapshot(
@@ -277,7 +293,7 @@ def carrier(
             token, keys = more
             content_by_key = {}
             for key in keys:
-                with suppress(OSError):  # the batch was finished meanwhile
+                with suppress(OSError):  # the file is deleted once the batch is finished
                     snapshot = snapshots.of(batch_of(key).replicate, batch_of(key).positions)
                     content_by_key[key] = snapshot.path.read_bytes()
             call(give, address, token, content_by_key)
