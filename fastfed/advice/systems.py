@@ -535,9 +535,9 @@ def greedier_recipes(
 ) -> list[Recipe]:
     """Return variants of a candidate that explore less, with the intercept `KAPPA`.
 
-    There is one for each value in ``sieves``. This value replaces m', the factor on the bonus in the
-    ranking of actions that pass the sieve. There are none if rewards are not centred, if no sieve is proven, or if the
-    intercept is at least `KAPPA` already.
+    There is one for each value in ``sieves``, which replaces m', the factor on the bonus in the
+    ranking of actions that pass the sieve. There are none if rewards are not centred, if no sieve
+    is proven, if the problem has no intercept, or if its intercept is at least `KAPPA` already.
     """
     kappa = question.problem.intercept
     if not (choice.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):

@@ -427,8 +427,8 @@ def run(
 ) -> AuditResult:
     """Audit one system with ``trials`` runs in each of two worlds (neighbouring datasets).
 
-    ``log_ratio(noise, world)`` runs the system once in world 0 or 1, and returns log(P1 / P0), where
-    P1 and P0 are the likelihoods of the outcome of this run in world 1 and in world 0.
+    ``log_ratio(noise, world)`` runs the system once in world 0 or 1, and returns log(P1 / P0). P1
+    and P0 are the likelihoods of the outcome of this run in world 1 and in world 0.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     seed = check_seed(seed)
