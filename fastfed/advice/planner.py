@@ -139,11 +139,13 @@ def plan(
     actions : int
         K, the number of actions of the sphere environment; ignored if an environment is given.
     environment : Environment, dict, str or Path, optional
-        Environment to simulate in place of the sphere: an environment, its table as in a spec, a
-        spec file (TOML) with an [environment] table, or the id of a figure.
+        Environment to simulate instead of the sphere: an environment, its table as in a spec, a
+        spec file (TOML) with an [environment] table, or the id of a figure (`fastfed list
+        figures`), whose environment is then simulated.
     trust : str or sequence of str, optional
-        One or several names in ``TRUST``. Default: all that can protect what is private. Each trust
-        model gets one verdict.
+        One or several names in ``TRUST``. Default: all trust models that can protect what
+        ``protects`` names, except those that do not support arms if the environment has arms. Each
+        trust model gets one verdict.
     relation : {"replace", "zero-out"}
         Neighbouring datasets differ in one user, who is replaced (bounded DP), or whose
         contribution becomes zero, which is a weaker guarantee.
@@ -354,15 +356,17 @@ class _Search:
         """Build candidates from recipes and store them; return the candidates to simulate.
 
         Two kinds are not simulated: a candidate that is noisier than a different one with the same
-        batches, and a candidate whose noise is expected to waste more than `MAX_WASTED_RATIO` times
-        the fewest rounds. ``remarks`` gives the reasons.
+        batches, and a candidate that is expected to waste too many rounds. The limit is
+        `MAX_WASTED_RATIO` times the smallest number that a candidate of this trust model is
+        expected to waste. ``remarks`` gives the reasons.
         """
         known_labels = {candidate.label for candidate in self.candidates[trust]}
         candidates, failed = build_candidates(self.question, trust, recipes_to_add)
         candidates = [candidate for candidate in candidates if candidate.label not in known_labels]
         self.left_out.update(failed)
         self.candidates[trust] += candidates
-        # Local rounds do not depend on later releases, so the estimate does not apply to them.
+        # The estimate of wasted rounds is not for candidates with local rounds, which do not depend
+        # on later releases, nor for those without noise on sums.
         comparable = [c for c in self.candidates[trust] if c.variant.until is None and c.has_noise]
         least = min(comparable, key=lambda c: c.expected_loss, default=None)
         to_simulate = []
@@ -386,9 +390,10 @@ class _Search:
     def stage(self, name: str, contenders: Sequence[Contender], share: float) -> None:
         """Simulate one stage of the search, with ``share`` of the time budget.
 
-        If silos are alike and the time does not suffice for all rounds, a stage before the last has
-        two parts: all contenders over few rounds, then the best of each trust model over more
-        rounds.
+        If silos are alike (`scalable`) and the time does not suffice for all rounds, every stage
+        but the last one ("final") has two parts: all contenders over few rounds, then the best of
+        each trust model over more rounds. If silos may differ, the last stage also gets the share
+        `THRESHOLDS`, because no break-even point is searched.
         """
         halving = self.halving
         replicates, fewest = REPLICATES[name]
@@ -596,13 +601,16 @@ class _Search:
             for other in others
             if within_error(halving.difference(best.label, other.label))
         )
+        # The better one of the simulated local baselines, which share no data.
         local_baseline = min(
             (name for name in (ALONE, LESS) if name in halving.regrets),
             key=lambda name: halving.regrets[name].mean,
         )
+        # Mean of (best - local baseline), and its standard error.
         difference_to_alone = halving.difference(best.label, local_baseline)
         sharing_helps = difference_to_alone[0] < 0.0 and not within_error(difference_to_alone)
         seconds_share = THRESHOLDS * self.seconds / len(self.trust_models)
+        # The least epsilon and the least number of silos at which sharing helps.
         pays_from: tuple[float | None, int | None] = (None, None)
         searched = not sharing_helps and scalable(halving.environment)
         if searched:

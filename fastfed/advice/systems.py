@@ -187,7 +187,8 @@ KAPPA = 8.0
 def most_variance(plan: Plan) -> float:
     """Return the largest noise variance of any prefix sum of a plan.
 
-    The unit is the noise variance of one tree node, or of one step of a matrix factorisation.
+    The unit is the variance of one noise vector: that of one tree node, of one step of a matrix
+    factorisation or, if the server adds up batches without a tree ("flat"), of one batch.
     """
     releases = plan.releases
     if plan.factor is not None:
@@ -281,8 +282,8 @@ class Choice:
     def expected_loss(self) -> float:
         """Number of rounds of a silo that are expected to be wasted.
 
-        It counts rounds before the first release, and rounds lost to noise by the heuristic
-        `wasted_rounds`. Nothing is simulated.
+        It counts all rounds before the first release, and estimates by the heuristic
+        `wasted_rounds` how many later rounds noise wastes. Nothing is simulated.
         """
         plan = self.plan
         errors = plan.radius.error_bound[1:]
@@ -306,12 +307,12 @@ class Choice:
         return max((e.epsilon for e in guarantees if e is not None), default=None)
 
     def with_sieve(self, factor: float) -> Choice:
-        """Return the candidate with a different m', but the same noise, guarantee and bound.
+        """Return the candidate with another factor m', but the same noise, guarantee and bound.
 
         Parameters
         ----------
         factor : float
-            m' of the ranking, below 1.
+            m' < 1, the factor on the bonus in the ranking of actions that pass the sieve.
         """
         system = replace(self.system, plan=replace(self.plan, ranking=factor))
         variant, keys = replace(self.variant, sieve=factor), {**self.keys, "sieve": factor}
@@ -460,7 +461,8 @@ def recipes(question: Question, trust: str) -> list[Recipe]:
         (protocol, buffered_if_long(release, horizon, batches), batches, first)
         for protocol, release in TRUST[trust][1]
         for batches in batches_to_try(horizon, protocol, release)
-        # If silos differ, all are simulated, which leaves no time for candidates that rarely win.
+        # Secure sums with many releases take too long. If silos may differ, every silo must be
+        # simulated, so there is no time for candidates that rarely win: those with many releases.
         if not ((protocol == "secure-sum" or question.differ) and isinstance(batches, int))
         or horizon // batches <= MAX_SECURE_RELEASES
     ]
@@ -486,7 +488,11 @@ def buffered_if_long(release: str, horizon: int, batches: Batches) -> str:
 
 
 def neighbours(question: Question, best: Choice) -> list[Recipe]:
-    """Return variations of the best candidate: batches, sieve, shared rounds or release differ."""
+    """Return variations of the best candidate.
+
+    Each one has other batches, another sieve and intercept, another number of shared rounds, or
+    another release.
+    """
     horizon, batches, variant = question.problem.horizon, best.batches, best.variant
     other_batches: list[Batches]
     if isinstance(batches, int):
@@ -527,9 +533,11 @@ def neighbours(question: Question, best: Choice) -> list[Recipe]:
 def greedier_recipes(
     question: Question, choice: Choice, sieves: tuple[float, ...] = SIEVES
 ) -> list[Recipe]:
-    """Return variants of a candidate with a smaller m' and the intercept `KAPPA`.
+    """Return variants of a candidate that explore less, with the intercept `KAPPA`.
 
-    There are none if rewards are not centred, or if the intercept is at least `KAPPA` already.
+    There is one for each value in ``sieves``, which replaces m', the factor on the bonus in the
+    ranking of actions that pass the sieve. There are none if rewards are not centred, if no sieve
+    is proven, if the problem has no intercept, or if its intercept is at least `KAPPA` already.
     """
     kappa = question.problem.intercept
     if not (choice.variant.centred and question.sieves and kappa is not None and kappa < KAPPA):

@@ -79,10 +79,10 @@ def check_arms(algorithm: str, config: Any) -> None:
 
 
 def with_draws(system: System, problem: ProblemSpec) -> System:
-    """Return the system with arms that pass the sieve ranked by random draws.
+    """Return the system, with a score that ranks the arms that pass the sieve by random draws.
 
-    A system is returned unchanged if it is not lazy, has no sieve, has a score function that the
-    user supplied, or has a policy other than "ucb".
+    The top of this module explains the ranking. A system is returned unchanged if it is not lazy,
+    has no sieve, has a score function that the user supplied, or has a policy other than "ucb".
     """
     plan: Plan = system.plan
     if not (plan.lazy and plan.sieve_growth and plan.score is None and plan.policy == "ucb"):

@@ -170,8 +170,9 @@ def with_delay(plan: Plan, theory: Theory, delay: Delay | None) -> tuple[Plan, T
     plan : Plan
         A `DelayedPlan` if there is a delay.
     theory : Theory
-        The given radius and regularizer. The direct radius stays valid, because it holds for any
-        number of rows up to M t after t rounds. For other radii a further condition fails.
+        The given radius and regularizer, with the further condition that the radius is proven for
+        late rewards. Radius "direct" meets it, because its proof holds for any number of rewards up
+        to M t after t rounds of M silos. Other radii fail it.
     """
     if delay is None:
         return plan, theory

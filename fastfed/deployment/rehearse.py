@@ -43,8 +43,8 @@ class SiloResult(NamedTuple):
         Mean reward of all decisions with a reward, and of the later half of them. None if no
         decision has a reward.
     best_single : float or None
-        Mean reward of the single action that is best for all records of the table. None if the
-        table does not have the outcome of every action.
+        The largest mean reward over all records of the table if one action is chosen for all of
+        them. None if the table does not have the outcome of every action.
     spent, ceiling : float
         Epsilon that the silo's ledger has spent, and the largest epsilon that it allows.
     """
@@ -86,9 +86,10 @@ def rehearse(
     Parameters
     ----------
     spec : str or mapping
-        As for `compile_plan`, with columns of records. The keys of silos, hub and helper are
-        created here. By default, `horizon` is the size of the largest table, `batch_size` is a
-        tenth of it, and the calendar has a day for each batch.
+        As for `compile_plan`, for a plan of records: every column has a kind (docs/records.md). The
+        keys of silos, hub and helper are created here. By default, `horizon` is the number of rows
+        of the largest table, `batch_size` is a tenth of `horizon`, and the calendar has a day for
+        each batch.
     tables : mapping of str to path
         Silo -> its table, or the source (a TOML file) that describes the table.
     home : str or Path
@@ -187,7 +188,7 @@ def _silos(processes: Iterable[Process]) -> list[SiloProcess]:
 def _compile_and_join(
     spec_tables: Mapping[str, Any], rows: int, silos: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Return the compiled plan of a rehearsal; create the folder of each party, which joins it.
+    """Create the folder of each party, let all parties join the plan, and return the plan.
 
     Parameters
     ----------
@@ -234,8 +235,8 @@ def _with_defaults(
         raise InputError(f"horizon must be an integer of at least 1, got {show(horizon)}")
     if not {"batch_size", "batches"} & system.keys():
         system["batch_size"] = max(1, math.ceil(horizon / PERIODS))
-    # In a plan with clocks, a calendar has the length of a round instead of a period, and `least`
-    # must be 1, its default.
+    # `least` is the minimum number of silos in a release. In a plan with clocks it must be 1, which
+    # is its default there, and the calendar has the length of a round instead of a period.
     clocked = system.get("clock") is not None
     least = {} if clocked else {"least": len(silos)}
     federation = {"name": "rehearsal", **least, **spec_tables.get("federation", {})}
@@ -259,7 +260,7 @@ def _with_defaults(
 def _create_folders(
     tables: Mapping[str, Any], silos: Sequence[str], parties: Sequence[str], folder: Path
 ) -> DeployedPlan:
-    """Return the compiled plan, after creating the folder of each party, which joins the plan.
+    """Create the folder of each party, let all parties join the plan, and return the plan.
 
     A folder holds the party's keys and, for a silo, a ledger with a ceiling that just allows the
     plan.
@@ -290,8 +291,8 @@ def _run(
 ) -> None:
     """Run a rehearsal: process decisions, outcomes and ends of periods in the order of time.
 
-    ``processes`` and ``replays`` are by party and by silo. ``say`` is called with a line for each
-    release.
+    ``processes`` has the process of each party, and ``replays`` the replay of each silo's table.
+    ``say`` is called with a line for each release.
     """
     settle(processes)
     closes = plan.document.calendar.closes
@@ -330,9 +331,10 @@ def _result(silo: SiloProcess, records: Sequence[Case]) -> SiloResult:
 
 
 def _best_single(plan: DeployedPlan, records: Sequence[Case]) -> float | None:
-    """Return the mean reward of the single action that is best for all records.
+    """Return the largest mean reward over all records, if one action is chosen for all of them.
 
-    None if a record does not have the outcome of every action.
+    Return None if the outcome of some action is unknown for some record. It is unknown for all
+    actions but the taken one if the table has a column of taken actions (`Case.taken`).
     """
     schema = plan.document.schema
     assert schema.records is not None

@@ -99,18 +99,18 @@ class SiloRecords(Speaker):
         self._learning_count = 0
         #: Numbers of records whose features, or whose reward, were clipped.
         self.clipped_features = self.clipped_rewards = 0
-        #: True if the log has a write for each person, whose key is the person's keyed digest. Logs
-        #: of earlier versions lack these writes until `upgrade`.
+        #: True if the log has writes of kind "subject", which count a person's decisions; their
+        #: keys are those of `subject_key`. Logs of earlier versions lack them until `upgrade`.
         self._has_subjects = False
-        #: The keyed digests of all persons, in a log that lacks these writes.
+        #: The keyed digests of all persons, if the log lacks these writes.
         self._old_subjects = set[bytes]()
-        #: Kind of write -> number of the last write that `expire` (for "decision") or `erasable`
-        #: (for "ended") has processed.
+        #: Kind of write -> number of the last write that was processed for erasing: by `expire` for
+        #: "decision", by `erasable` for "ended". This write itself may still be stored.
         self.erased_up_to: dict[str, int] = dict.fromkeys(RECORDS, 0)
         #: Leaf -> digest of the leaf's sums in the last stored snapshot.
-        self._saved_leaves = dict[int, bytes]()
+        self._saved_digests = dict[int, bytes]()
         #: Leaf -> digest of the leaf's sums in the snapshot that is being stored.
-        self._unsaved_leaves = dict[int, bytes]()
+        self._unsaved_digests = dict[int, bytes]()
 
     #: Release -> digest of a report that was sent and that this restored state does not have.
     lost: dict[int, bytes]
@@ -156,8 +156,9 @@ class SiloRecords(Speaker):
         if self.returning == 1:
             # Earlier versions of fastfed stored the digest of the text without normalising spaces.
             old_digest = self._keyed_subject(normalize("NFC", self._subject_text(subject)))
-            return int(any(map(self._has_subject, {subject_digest, old_digest}, (1, 1))))
-        # The numbers of a person's writes have no gap, so a binary search finds the last one.
+            return int(any(self._has_subject(each, 1) for each in {subject_digest, old_digest}))
+        # A person's writes are numbered 1, 2, ... without a gap, so a binary search finds how many
+        # there are.
         return bisect_left(
             range(1, self.returning + 1),
             True,
@@ -235,12 +236,14 @@ class SiloRecords(Speaker):
     def _clipped(self, name: str, ended: Ended) -> tuple[np.ndarray, float, bool, bool]:
         """Return a record's clipped features (d,) and reward, and whether each was clipped.
 
-        ``name`` is the id of the decision, and ``ended`` its stored end. If users send bits, the
-        reward is its unbiased estimate, and features are not clipped.
+        ``name`` is the id of the decision, and ``ended`` its stored end. If users send random bits
+        of their rewards, ``ended.reward`` is the bit. Then the second result is the unbiased
+        estimate of the reward from this bit, which is not clipped, and the last result is False.
         """
         x = np.frombuffer(self._decision(name).x, dtype="<f8").astype(np.float64)
         clip = self.plan.clip
         assert clip is not None and ended.reward is not None
+        # `apply` clips x in place.
         if self.plan.flips:
             _, features_clipped, _ = clip.apply(x, clip.low)
             return x, self.plan.bit_values[int(ended.reward)], features_clipped, False
@@ -284,14 +287,17 @@ class SiloRecords(Speaker):
     def snapshot(self, covers: Covered) -> dict[str, bytes]:
         """Return the parts of a snapshot by name.
 
-        They are the state with its keyed digest, and the sums of leaves that have changed since the
-        last snapshot. ``covers`` states which writes the snapshot replaces.
+        One part is the state with its keyed digest. The others are the sums of each leaf whose sums
+        have changed since the last stored snapshot. ``covers`` states which writes the snapshot
+        replaces.
         """
-        leaves = {k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()}
-        changed = [k for k in leaves if self._saved_leaves.get(k) != leaves[k]]
+        digests = {
+            k: digest(sums.tobytes()) for k, sums in enumerate(self._leaf_sums) if sums.any()
+        }
+        changed = [k for k in digests if self._saved_digests.get(k) != digests[k]]
         saved = Saved(
             *covers,
-            leaves,
+            digests,
             self.erased_up_to,
             decisions=self.decisions.count,
             ended=self.ended.count,
@@ -303,14 +309,14 @@ class SiloRecords(Speaker):
         )
         state = msgspec.msgpack.encode(saved)
         seal = keyed_digest(self._secret, _SNAPSHOT, self.deployed.digest, state)
-        self._unsaved_leaves = leaves
+        self._unsaved_digests = digests
         return {"state": seal + state} | {
             f"leaf {k}": self._leaf_sums[k].tobytes() for k in changed
         }
 
     def snapshot_saved(self) -> None:
         """Note that the last snapshot is stored; the next one holds only the later changes."""
-        self._saved_leaves = self._unsaved_leaves
+        self._saved_digests = self._unsaved_digests
 
     def restore(self, parts: Mapping[str, bytes]) -> Covered:
         """Set the state from a snapshot; return what it covers, or `UNCOVERED` if it is invalid."""
@@ -323,7 +329,7 @@ class SiloRecords(Speaker):
             return UNCOVERED
         for k in saved.leaves:
             self._leaf_sums[k] = np.frombuffer(parts[f"leaf {k}"])
-        self._saved_leaves, self.erased_up_to = saved.leaves, saved.erased_up_to
+        self._saved_digests, self.erased_up_to = saved.leaves, saved.erased_up_to
         self.decisions.count, self.ended.count = saved.decisions, saved.ended
         self._learning_count, self._has_subjects = saved.learning, saved.has_subjects
         self.clipped_features, self.clipped_rewards = saved.clipped_features, saved.clipped_rewards
@@ -334,7 +340,8 @@ class SiloRecords(Speaker):
     def expire(self, before: float, count: int) -> tuple[Write, ...]:
         """Return the writes that end open decisions whose reward was due before a time.
 
-        A call processes up to ``count`` decisions, and begins where the last call stopped.
+        The time ``before`` is in seconds since 1970. A call processes up to ``count`` decisions,
+        and begins where the last call stopped.
         """
         deadline = self.deployed.document.calendar.reward_deadline
         writes = []
@@ -351,14 +358,14 @@ class SiloRecords(Speaker):
     def erasable(self, before: float, count: int) -> list[str]:
         """Return the ids of decisions whose records are older than a time and not needed any more.
 
-        These decisions ended before the time, and the sums of their leaf are released, so no
-        further report needs the records. A call processes up to ``count`` records, and begins where
-        the last call stopped.
+        These decisions ended before the time ``before``, in seconds since 1970. Each entered a leaf
+        whose sums are released, or no leaf, so no further report needs the record. A call processes
+        up to ``count`` records, and begins where the last call stopped.
         """
         released = min(self.released_leaves, self.closed_leaves)
         if self.plan.protocol.bits and (self.lost or released < self.plan.releases):
-            # A later release rounds the records of earlier leaves again. The rounding depends on
-            # the numbers of their decisions among all decisions, so all decisions must stay.
+            # A later release rounds the records of earlier leaves again. How a record is rounded
+            # depends on its number, counted over all stored decisions. So all decisions must stay.
             return []
         ids = []
         for number, write in self._store.records("ended", self.erased_up_to["ended"], count):

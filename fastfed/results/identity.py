@@ -18,7 +18,8 @@ COMPUTED_KEYS = ("release", "saturation", "batch_first", "batch_ratio")
 def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | None:
     """Return the position in the identity ``now`` of every curve of the identity ``before``.
 
-    Return None if the identities differ in anything else than curves added in ``now``.
+    ``before`` and ``now`` are identities of two experiments: the parts of their specs that
+    determine the results. Return None if they differ in more than curves that ``now`` adds.
     """
     before_rest, now_rest = (
         {k: v for k, v in identity.items() if k not in OF_CURVES} for identity in (before, now)
@@ -32,6 +33,7 @@ def positions_in(before: dict[str, Any], now: dict[str, Any]) -> list[int] | Non
         position = positions.get(label)
         if position is None or now["curves"][position] != curve:
             return None
+        # OF_CURVES[1:] are the keys whose values are dicts by label.
         if any(
             before.get(key, {}).get(label) != now.get(key, {}).get(label) for key in OF_CURVES[1:]
         ):

@@ -115,10 +115,11 @@ def _is_private(source: Path) -> bool:
 
 
 def _copy(source: Path, target: Path, private: bool) -> None:
-    """Copy the replicates that the store ``target`` lacks from the store ``source``.
+    """Copy replicates from the store ``source`` to ``target``, except those that ``target`` has.
 
     All rows are copied in one transaction. Raises InputError if the stores have different results
-    for a replicate. A new store is readable by its owner only if ``private``.
+    for a replicate. If ``target`` does not exist, it is created, and with ``private`` only its
+    owner may read it.
     """
     if not target.exists():
         _copy_all(source, target, private)

@@ -30,7 +30,7 @@ def whole_bytes(bits: np.ndarray) -> np.ndarray:
 
 
 def means(counts: np.ndarray) -> list[float]:
-    """Return the means (C,) over replicates of counts (R, C).
+    """Return the means (C,) over replicates of ``counts`` (R, C): R replicates, C checkpoints.
 
     A mean is an int if all replicates have the same count, at most 2^53. Otherwise it is a float.
     """
@@ -348,9 +348,10 @@ class CurveResult(Displayed, Located):
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Return the standard error (C,) of the mean over replicates, from values (R, C).
+    """Return the standard error (C,) of the mean over replicates.
 
-    It is NaN for a single replicate.
+    ``values`` (R, C) are the values of R replicates at C checkpoints. The standard error is NaN for
+    a single replicate.
     """
     n = len(values)
     if n < 2:
@@ -568,9 +569,9 @@ class Results(Displayed, Located):
 
         Keys are named as in ``fastfed results --json``, such as ``group_regret_mean``. ``round`` is
         a checkpoint, and counts are up to this checkpoint. An unknown value (such as an epsilon
-        that is not proven, or the standard error of a single replicate) is None. Keys of curves in
-        the spec, such as ``epsilon``, follow the protocol. A key that a curve does not have is
-        None, and a table, such as a delay, is JSON.
+        that is not proven, or the standard error of a single replicate) is None. After the key
+        "protocol" come the keys of curves in the spec, such as ``epsilon``. The value of a key that
+        a curve does not have is None. A value that is a table, such as a delay, is JSON text.
 
         Parameters
         ----------
@@ -625,8 +626,8 @@ class Results(Displayed, Located):
     def difference_columns(self) -> Columns:
         """Return the columns of a summary that compare every curve with its baseline.
 
-        They are ``baseline`` (a label), ``difference_mean`` and ``difference_stderr``, and None for
-        curves without a baseline. If no curve has a baseline, there are no columns.
+        They are ``baseline`` (a label), ``difference_mean`` and ``difference_stderr``. Their values
+        are None for a curve without a baseline. If no curve has a baseline, there are no columns.
         """
         differences = baseline_differences(self)
         if not any(differences):
@@ -725,7 +726,7 @@ def _with_parameters(table: Columns, curve: CurveResult, names: Sequence[str]) -
 
 def _column(part: Columns, name: str) -> list[Any] | np.ndarray:
     """Return a column from the table of one curve; NaN in all rows if the table lacks it."""
-    # Only columns with bounds, which are numbers, can be missing.
+    # Only columns of bounds can be missing. Bounds are numbers, so NaN is the unknown value.
     return part[name] if name in part else np.full(len(part["label"]), math.nan)
 
 
@@ -836,8 +837,8 @@ def _facts(curve: CurveResult) -> dict[str, Any]:
 def _nothing_selected(curves: Sequence[CurveResult], wanted_facts: dict[str, Any]) -> str:
     """Return the error message if `Results.select` selects no curve.
 
-    ``wanted_facts`` has the accepted values by key. The message lists the values of the first key
-    whose values no curve has.
+    ``wanted_facts`` maps each requested key to its requested values. If there are keys of which no
+    curve has a requested value, the message lists the existing values of the first such key.
     """
     if not curves:
         return "there are no curves to select from: no replicate has run to its end yet"

@@ -108,9 +108,10 @@ def _node_sums(leaves: np.ndarray) -> np.ndarray:
 
 
 def _precision(mechanism: GaussianRelease) -> np.ndarray:
-    """Return 1 / noise variance of each entry (s,) of a sum, for one node of the mechanism.
+    """Return 1 / noise variance of each of the s entries of one noisy node of the mechanism, (s,).
 
-    The entries are those of x y, followed by the lower triangle of x x'.
+    A node is the sum of its records' statistics. A statistic consists of x y (called bias) and then
+    the lower triangle of x x'.
     """
     bias, off_diagonal, diagonal = mechanism.stds
     rows, columns = np.tril_indices(_DIMENSION)
@@ -207,17 +208,18 @@ def prefix_statistics(
 ) -> np.ndarray:
     """Return the log likelihood ratio of noisy prefix sums in each run on one dataset, (trials,).
 
-    ``world`` (0 or 1) is the dataset. The ratio uses the prefix sums that add one or two tree
-    nodes. To ignore the other prefix sums is post-processing, so the bound on epsilon holds for all
-    prefix sums. ``redrawn`` plants a fault: a node's noise is drawn again for every prefix sum that
-    uses the node.
+    ``world`` (0 or 1) is the dataset. The ratio uses only the prefix sums that add one or two tree
+    nodes. To ignore the other prefix sums is post-processing. So a lower bound on epsilon that an
+    audit finds from these prefix sums also holds for the release of all prefix sums. ``redrawn``
+    plants a fault: a node's noise is drawn again for every prefix sum that uses the node.
     """
     prefixes = [k for k in range(1, tree.releases + 1) if k.bit_count() <= 2]
     blocks = [prefix_nodes(k) for k in prefixes]
     # The covariance of two prefixes is the number of nodes that they have in common.
     shared = [[len(set(a) & set(b)) for b in blocks] for a in blocks]
     covariance = np.diag(np.diag(shared)) if redrawn else np.array(shared)
-    # Every prefix contains leaf 1, the leaf that differs, so all prefixes change by one vector.
+    # Every prefix contains leaf 1, the leaf that differs. So the means of all prefix sums differ
+    # by the same vector between the two datasets.
     sums = [_node_sums(_leaves(tree, w)) for w in (0, 1)]
     change = (sums[1][0] - sums[0][0]) * _precision(tree)
     direction = _likelihood_weights(covariance)[:, None] * change
@@ -247,11 +249,13 @@ def prefix_statistics(
 def release_statistics(release: GaussianRelease, trials: int, seed: int, world: int) -> np.ndarray:
     """Return the log likelihood ratio of all prefix sums in each run on one dataset, (trials,).
 
-    ``world`` (0 or 1) is the dataset. The release is Honaker's tree, or has Toeplitz noise.
+    ``world`` (0 or 1) is the dataset. The type of the release is "honaker" or "toeplitz".
     """
     steps, changed = release.releases, _changed_leaf(release)
     leaves = [_leaves(release, w) for w in (0, 1)]
     change = (leaves[1] - leaves[0])[changed - 1] * _precision(release)
+    # Noise is added to each row of `raw_rows`. For "honaker" these rows are the sums of all nodes.
+    # For "toeplitz" they are zero, and the prefix sums are added after the noise is combined.
     if release.release == "honaker":
         raw_rows = np.concatenate(
             [_completed_node_sums(leaves[world], k) for k in range(1, steps + 1)]
@@ -270,11 +274,11 @@ def release_statistics(release: GaussianRelease, trials: int, seed: int, world: 
 
     def simulate(runs: range) -> np.ndarray:
         """Return the released prefixes of these runs, projected on the direction of the change."""
-        rows = _side_by_side([_add_noise(release, raw_rows, keys, seed, run) for run in runs])
+        noisy_rows = _side_by_side([_add_noise(release, raw_rows, keys, seed, run) for run in runs])
         if release.release == "honaker":
-            prefix_rows = _honaker_prefixes(rows, steps)
+            prefix_rows = _honaker_prefixes(noisy_rows, steps)
         else:
-            noise = [toeplitz_prefix_noise(rows[:k]) for k in range(1, steps + 1)]
+            noise = [toeplitz_prefix_noise(noisy_rows[:k]) for k in range(1, steps + 1)]
             prefix_rows = np.array(noise) + np.tile(prefixes, len(runs))
         return _project(prefix_rows, direction)
 
@@ -330,7 +334,8 @@ def _without_kappa() -> GaussianTree:
 def _without_bias() -> GaussianTree:
     """Plant a fault: return the tree calibrated for the sum of x x' alone.
 
-    In layout goe2 the sensitivity is then 1. That of both sums together is 2.
+    In layout goe2 the sum of x x' has sensitivity 1. But together the two released sums, of x y
+    (called bias) and of x x', have sensitivity 2.
     """
     covariance_sensitivity = user_sensitivity("replace", "goe2", bias_std=math.inf)
     return _faulty_tree(covariance_sensitivity / user_sensitivity("replace", "goe2"))
@@ -433,13 +438,14 @@ def _exponential(name: str, gumbel: bool, trials: int, seed: int) -> AuditResult
 
 
 def _sparse_vector(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit `AboveThreshold` on queries slightly below the threshold that all increase by 1.
+    """Audit `AboveThreshold` on equal queries, all of which increase by 1 between the datasets.
 
-    The statistic is the log likelihood ratio of the first crossing. With ``threshold_noise`` False
-    a fault is planted: without noise on the threshold, epsilon grows with the number of queries.
+    The queries are slightly below the threshold on both datasets. The statistic is the log
+    likelihood ratio of the first crossing. With ``threshold_noise`` False a fault is planted:
+    without noise on the threshold, epsilon grows with the number of queries.
     """
-    a, b = minimal_scales(1.0, common_shift=True)
-    claimed = AboveThreshold(a, b, common_shift=True)
+    threshold_scale, query_scale = minimal_scales(1.0, common_shift=True)
+    claimed = AboveThreshold(threshold_scale, query_scale, common_shift=True)
     mechanism = (
         claimed if threshold_noise else msgspec.structs.replace(claimed, threshold_scale=1e-9)
     )
@@ -487,7 +493,7 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
     draw = np.random.default_rng(check_seed(seed))
     radius, bound = 1.0, 2.0
     values_by_world = [np.append(_OTHER_VALUES, end) for end in _END_VALUES]
-    (midpoints, first), (_, second) = (
+    (midpoints, log_probabilities_0), (_, log_probabilities_1) = (
         range_distribution(x, 1.0, radius, bound) for x in values_by_world
     )
 
@@ -497,10 +503,10 @@ def _private_range(name: str, trials: int, seed: int) -> AuditResult:
             private_range(values_by_world[world], 1.0, radius, bound, u)[0]
             for u in open_uniforms(draw, n)
         ]
-        # A range is 4 radius wide.
+        # A range has width 4 * radius, so its midpoint is 2 * radius above its lower end.
         chosen_midpoints = np.array(lower_ends)[:, None] + 2.0 * radius
         chosen = np.abs(chosen_midpoints - midpoints).argmin(axis=1)
-        result: np.ndarray = (second - first)[chosen]
+        result: np.ndarray = (log_probabilities_1 - log_probabilities_0)[chosen]
         return result
 
     return audit(
@@ -557,11 +563,13 @@ def _winsorized_1d(name: str, trials: int, seed: int) -> AuditResult:
     )
 
 
-def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> AuditResult:
+def _winsorized(name: str, d: int, noise_factor: float, trials: int, seed: int) -> AuditResult:
     """Audit the winsorized mean of vectors if one vector is replaced by its negative.
 
-    The vector is large in every rotated coordinate. ``d``, its dimension, is a power of two.
-    ``noise`` multiplies the Laplace noise: a factor below 1 is a planted fault.
+    Only the first coordinate of each vector is not 0. The random rotation of the mechanism spreads
+    it over all coordinates, so the replacement changes every rotated coordinate. ``d``, the
+    dimension, is a power of two. ``noise_factor`` multiplies the Laplace noise: a factor below 1 is
+    a planted fault.
     """
     draw = np.random.default_rng(check_seed(seed))
     silos = len(_OTHER_VALUES) + 1
@@ -569,7 +577,7 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         BUDGET,
         silos=silos,
         dimension=d,
-        radius=0.04,  # two bins
+        radius=0.04,  # gives two bins: two possible ranges of a rotated coordinate
         bound=1.0,
         releases=1,
         concentration_failure=0.01,
@@ -582,13 +590,15 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
         """Return the log-likelihood ratios of n private mean vectors on dataset ``world``."""
         signs = 2.0 * draw.integers(2, size=(n, d)) - 1.0
         uniforms = open_uniforms(draw, (n, 2, d))
-        # Change the uniforms so that they give Laplace noise multiplied by ``noise``.
-        uniforms[:, 1] = np.exp(log_cdf(noise * laplace_quantile(uniforms[:, 1])))
+        # Change the uniforms so that they give Laplace noise multiplied by ``noise_factor``.
+        uniforms[:, 1] = np.exp(log_cdf(noise_factor * laplace_quantile(uniforms[:, 1])))
         means = [
             mechanism.apply(values_by_world[world], flips, *u)
             for flips, u in zip(signs, uniforms, strict=True)
         ]
-        # Rotate back, and flip each coordinate to the direction in which the vector moved.
+        # Rotate the means again, which gives the private mean of each rotated coordinate. A vector
+        # c e_1 has all rotated coordinates c signs[0] / sqrt(d). Multiply by signs[0], so that the
+        # distribution of y is the same in every coordinate and for all signs.
         y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
         radius_bound_y = mechanism.rotated_radius, mechanism.rotated_bound, y
         columns = [x[:, 0] / math.sqrt(d) for x in values_by_world]
@@ -611,9 +621,10 @@ def _winsorized(name: str, d: int, noise: float, trials: int, seed: int) -> Audi
 def _float_noise(name: str, trials: int, seed: int) -> AuditResult:
     """Audit a sum with Gaussian noise of the claimed variance, added in float64: a planted fault.
 
-    The two records have no special property. They are distinguished by doubles that cannot be
-    released. The statistic is 1 if only the second record can lead to the released doubles, -1 if
-    only the first can, and else 0.
+    The two records are drawn at random. For each record, some doubles cannot be the result of
+    adding noise to it in float64. If such a double is released, the record is excluded. The
+    statistic is 1 if only the second record can lead to all released doubles, -1 if only the first
+    can, and else 0.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     draw, d = np.random.default_rng(check_seed(seed)), 6

@@ -89,7 +89,10 @@ class VertexSet(msgspec.Struct, frozen=True):
 
 
 def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tuple[VertexSet, ...]:
-    """Return the set with the largest effect for each depth of each tree, root first.
+    """Return the set of losses with the largest effect for each depth of each tree, root first.
+
+    Roots and right children have sets of losses. The effect of a set is how much the experts'
+    scores change if one loss of the set is replaced.
 
     Parameters
     ----------
@@ -122,9 +125,10 @@ def vertex_sets(batch: int, trees: int, spread: float, smoothness: float) -> tup
 def _checked_sets(
     batch: int, trees: int, spread: float, smoothness: float
 ) -> tuple[VertexSet, ...]:
-    """List the sets for valid arguments of `vertex_sets`.
+    """Return the result of `vertex_sets` for valid arguments.
 
-    The results are stored, because every run computes them once for each phase of its plan.
+    It is cached, because every run asks for it once for each phase of its plan. In the code, j is
+    the number of the tree, and h the depth of the set's vertex in this tree.
     """
     sets = []
     for j in range(1, trees + 1):
@@ -220,21 +224,22 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
     def exact_messages(self, experts: int | None = None, *, delta: float | None = None) -> float:
         """Return the proven epsilon of one client's messages: noisy scores for every leaf.
 
-        A leaf has ``experts`` scores. The default is the number of experts, and that of ``delta``
-        is the budget's.
+        A leaf has ``experts`` scores; the default is the mechanism's number of experts. The default
+        of ``delta`` is the delta of the budget.
         """
         score_count = self.experts if experts is None else integer("experts", experts, at_least=1)
         return self._largest_epsilon(score_count, "messages", delta)
 
     def _largest_epsilon(self, experts: int, protect: str, delta: float | None) -> float:
-        """Return the largest epsilon of any set of losses.
+        """Return the proven epsilon for one replaced loss, the largest over all sets of losses.
 
         ``protect`` names the outputs: "experts", or "messages" with ``experts`` scores per leaf. If
         two accounts hold for a set, the smaller epsilon is used.
         """
         target_delta = named_delta(delta, self.budget)
-        # Epsilon increases with the number of leaves and with the change. So skip a set if another
-        # set has at least as many leaves and at least the same change.
+        # A pair (leaves, change) for each set: how many leaves have scores that depend on the set,
+        # and the largest change of such a score, in units of the noise scale. Epsilon increases
+        # with both. So skip a set if another set has at least as many leaves and as much change.
         sets = {(s.leaves, s.change / self.scales[s.tree - 1]) for s in self.sets}
         largest_epsilon, largest_change = 0.0, -1.0
         for leaves, change in sorted(sets, reverse=True):
@@ -270,15 +275,17 @@ class VertexNoise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def valid_accounts(leaves: int, experts: int, protect: str) -> list[tuple[str, float, int]]:
-    """Return the valid accounts of a set of losses on which the scores of ``leaves`` leaves depend.
+    """Return the valid privacy accounts of one loss in a set that affects ``leaves`` leaves.
 
-    Each is (kind, factor, number of mechanisms). The epsilon of one mechanism is the factor times
-    the largest change of a score, divided by the noise scale.
+    ``protect`` names the outputs: "experts" or "messages". An account is a composition of equal
+    mechanisms, given as (kind, factor, number of mechanisms). The epsilon of one mechanism is the
+    factor times the largest change of a score, divided by the noise scale.
     """
     accounts = []
     if protect == "experts":
         accounts.append(("randomized-response", 2.0, leaves))
-    # For more experts, account 4 (all scores) always gives a larger epsilon than account 3.
+    # The account of all scores also holds for experts. With more than `_FEW_EXPERTS` experts it
+    # always gives a larger epsilon than the account of the argmins above.
     if protect == "messages" or experts <= _FEW_EXPERTS:
         accounts.append(("laplace", 1.0, experts * leaves))
     return accounts
@@ -304,23 +311,26 @@ def calibrate_vertices(
         Unit "user": one loss function of one client in one round. The account is for replacement,
         which covers "zero-out" if zero is a possible loss.
     batch, trees : int
-        b and T1 >= 0.
+        b, the number of losses of a tree's root, and T1 >= 0, the number of trees of the phase.
     lipschitz : float
         alpha > 0 with respect to the L1 norm: a bound on the absolute coordinates of gradients.
     spread : float, optional
-        In (0, 2 alpha], default 2 alpha.
+        Length of an interval that contains all coordinates of all gradients, in (0, 2 alpha]. The
+        default is 2 alpha.
     smoothness : float
-        beta; math.inf if unknown.
+        beta, the smoothness of losses with respect to the L1 norm; math.inf if unknown.
     experts : int
-        d >= 2.
+        d >= 2, the number of experts.
     protect : {"experts", "messages"}
         The outputs that the budget is for.
     calibration : {"exact", "corrected", "printed"}
-        "exact": the least lambda_j for which the experts, or one client's messages, are proven
-        (epsilon, delta)-private. "printed": 4 alpha 2^j / (b epsilon) (gao-2024, Lemma C.6), which
-        gives experts up to 2 epsilon and messages up to d epsilon. "corrected":
-        8 alpha 2^j / (b epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages. The last
-        two ignore delta, spread and smoothness; exact() does not.
+        The rule for lambda_j, the noise scale in tree j = 1..T1. "exact": the least lambda_j for
+        which the experts, or one client's messages, are proven (epsilon, delta)-private.
+        "printed": 4 alpha 2^j / (b epsilon) (gao-2024, Lemma C.6). With this noise, the epsilon of
+        the experts can be up to 2 epsilon, and that of messages up to d epsilon. "corrected":
+        8 alpha 2^j / (b epsilon) for experts and 4 alpha d 2^j / (b epsilon) for messages.
+        "printed" and "corrected" ignore delta, spread and smoothness, but `VertexNoise.exact` uses
+        them.
 
     Returns
     -------
@@ -368,9 +378,10 @@ def calibrate_vertices(
 
 
 def _least_scale(budget: Budget, vertex_set: VertexSet, experts: int, protect: str) -> float:
-    """Return the least noise scale with which one set of losses meets the budget.
+    """Return the least noise scale with which replacing one loss of a set meets the budget.
 
-    ``protect`` names the outputs that the budget is for, see `VertexNoise`.
+    ``vertex_set.change`` is the largest change of a score by such a replacement. ``protect`` names
+    the outputs that the budget is for, see `VertexNoise`.
     """
     if vertex_set.change == 0.0:
         return 0.0

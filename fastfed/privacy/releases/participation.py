@@ -80,7 +80,7 @@ from fastfed.privacy.sensitivity import Budget
 
 
 def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> float:
-    """Return the largest squared sensitivity of all releases to one user.
+    """Return the largest squared sensitivity of all releases together to one user.
 
     The unit is the squared sensitivity of one batch to one record.
 
@@ -91,15 +91,16 @@ def max_squared_sensitivity(release: str, releases: int, returning: int = 1) -> 
     releases : int
         K >= 0, the number of releases.
     returning : int
-        The largest number of batches of one user, once in each. A value above K counts as K.
+        The largest number of batches in which one user takes part, once in each. A value above K
+        counts as K.
 
     Returns
     -------
     float
         The exact value, except for "honaker" with 1 < returning < K, where it is an upper bound
         (proofs: top of this module). For returning = 1 it is kappa = floor(log2 K) + 1 for "tree",
-        W(kappa) for "honaker" and S_K for "toeplitz". For "buffered" it is increased to cover
-        rounding.
+        W(kappa) for "honaker" (`honaker_max_by_depth`) and S_K for "toeplitz"
+        (`toeplitz_sensitivity_squared`). For "buffered" it is increased to cover rounding.
 
     Raises
     ------
@@ -126,13 +127,14 @@ def proposition_e_7_squared(releases: int, returning: int) -> int:
 
 
 def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, int]:
-    """Return bounds (squares, nodes, most) on one user's effect on the released p-sums of a level.
+    """Return bounds (squares, nodes, most) on one user's effect on the released nodes of a level.
 
-    The levels are 0 <= level < kappa. Let c be the number of the user's records in a node.
-    ``squares`` is the largest sum of c^2 over the nodes of this level, ``nodes`` the largest number
-    of nodes with c > 0, and ``most`` the largest c. Each number is exact for its level. But no set
-    of leaves need attain it on all levels at once, so the squares of all levels may add up to more
-    than max_squared_sensitivity("tree", ...).
+    A level of the tree is 0 <= level < `depth(releases)`, and its nodes are sums of 2^level leaves.
+    A user takes part in at most ``returning`` leaves, once in each. Let c be the number of the
+    user's records in a node. ``squares`` is the largest sum of c^2 over the nodes of this level,
+    ``nodes`` the largest number of nodes with c > 0, and ``most`` the largest c. Each number is
+    exact for its level. But no set of leaves need attain it on all levels at once, so the squares
+    of all levels may add up to more than max_squared_sensitivity("tree", ...).
     """
     releases, returning = _check_counts(releases, returning)
     level = integer("level", level, at_least=0, at_most=depth(releases) - 1)
@@ -146,7 +148,8 @@ def level_squares(releases: int, returning: int, level: int) -> tuple[int, int, 
 def participation_conditions(returning: int, silos_met: int = 1) -> list[Condition]:
     """Return the assumption on users who take part in several batches, or at several silos.
 
-    The list is empty if each user takes part in one batch at one silo.
+    With ``silos_met`` > 1 it is the assumption on silos, and ``returning`` is not used. The list is
+    empty if each user takes part in one batch at one silo.
     """
     if silos_met > 1:
         text = f"at most {silos_met} silos meet one user, once each (taken on trust)"
@@ -184,17 +187,19 @@ def _check_counts(releases: int, returning: int) -> tuple[int, int]:
 
 
 def _tree_squares(releases: int, returning: int) -> float:
-    """Return the squared sensitivity of the released p-sums to a user of the first leaves.
+    """Return the squared sensitivity of the tree's released nodes to a user of the first leaves.
 
     The user takes part in the first ``returning`` leaves, which is the worst case. If a released
-    p-sum contains c of these leaves, it adds c^2.
+    node contains c of these leaves, it adds c^2. On each level, the left node of each pair of
+    siblings is released, as soon as it is complete.
     """
     total = 0
     for level in range(tree_levels(releases)):
         size = 1 << level
+        # The user's leaves fill `pairs` pairs of siblings, and `remainder` leaves of the next pair.
         pairs, remainder = divmod(returning, 2 * size)
         total += pairs * size**2
-        # If this condition fails, the block that contains the remaining leaves is never released.
+        # The left node of the next pair is released only if its last leaf is among all leaves.
         if 2 * size * pairs + size <= releases:
             total += min(remainder, size) ** 2
     return float(total)
@@ -221,8 +226,9 @@ def _honaker_squares(releases: int, returning: int) -> float:
 def _toeplitz_squares(releases: int, returning: int) -> float:
     """Return the squared sensitivity of the Toeplitz release to a user of the first M0 leaves.
 
-    M0 is ``returning``. The result is the squared norm of C n, where n is one in these leaves and
-    zero in the others.
+    M0 is ``returning``. The result is the squared norm of C n. Here C is the lower triangular
+    Toeplitz matrix with the coefficients f_0, f_1, ... of `toeplitz_coefficients` in its first
+    column, and the vector n is 1 in the user's leaves and 0 in the others.
     """
     if returning <= 1:
         return toeplitz_sensitivity_squared(releases)

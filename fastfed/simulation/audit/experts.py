@@ -38,7 +38,8 @@ def chosen_experts(plan: ExpertPlan, noise: NoiseSource, losses: np.ndarray) -> 
     """Run a federation of experts, and return the experts that the server chooses, in order.
 
     ``losses`` (T, M, d) are by round, client and expert. The first expert is the choice before any
-    message. Choices of weights instead of a single expert are left out.
+    message. If a choice of the server is a vector of weights instead of a single expert, the result
+    has no entry for it.
     """
     clients = [ExpertClient(plan, i, noise) for i in range(plan.silos)]
     server = ExpertServer(plan, noise)
@@ -152,20 +153,21 @@ def switching_law(plan: SparseVectorPlan, losses: np.ndarray) -> Callable[[Chose
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        # Maps the time of the last switch -> probability of this time and the experts so far.
+        # `total` adds up the probability of the whole sequence. `by_last_switch` maps the time of
+        # the last switch -> probability of this time together with the experts so far.
         total, by_last_switch = 0.0, {0: 1.0 / plan.experts}
         for switches in range(mechanism.switches + 1):
             next_by_switch: dict[int, float] = {}
             for start, p in by_last_switch.items():
-                expert, no_more = experts[start], switches == mechanism.switches
+                expert, no_switch_left = experts[start], switches == mechanism.switches
                 first_change = next(
                     (t for t in range(start, last + 1) if experts[t] != expert), last + 1
                 )
                 if first_change == last + 1:
-                    total += p * (1.0 if no_more else segment(start, expert)[-1])
-                for switch_time in range(
-                    start + 1, min(first_change, last) + 1 if not no_more else 0
-                ):
+                    total += p * (1.0 if no_switch_left else segment(start, expert)[-1])
+                # The next switch comes at the latest when the expert changes.
+                latest_switch = start if no_switch_left else min(first_change, last)
+                for switch_time in range(start + 1, latest_switch + 1):
                     p_switch = segment(start, expert)[switch_time - start - 1]
                     p_switch *= choices[switch_time - 1][experts[switch_time]]
                     next_by_switch[switch_time] = (
@@ -273,7 +275,7 @@ def board_law(plan: DartboardPlan, losses: np.ndarray) -> Callable[[Chosen], flo
     @cache
     def law(experts: Chosen) -> float:
         """Return the log-probability of a sequence of chosen experts."""
-        # Maps the number of draws so far -> probability of this number and the experts so far.
+        # Number of draws so far -> probability of this number together with the experts so far.
         by_draws = {0: 1.0 / plan.experts}
         for t, (before, after) in enumerate(pairwise(experts)):
             next_by_draws: dict[int, float] = {}
@@ -325,7 +327,8 @@ class Vertices:
 
     silos: int = 2
     horizon: int = 8
-    #: Planted fault: the noise is divided by this number, unknown to the certificate.
+    #: Planted fault: the noise is divided by this number, unknown to the certificate. With 1 there
+    #: is no fault.
     fault: float = 1.0
 
     def plan(self) -> FrankWolfePlan:
@@ -352,7 +355,7 @@ class Vertices:
         return replace(plan, phases=tuple(phases), privacy=claim)
 
 
-#: The replaced loss of client 0 in the two worlds.
+#: The replaced loss of client 0 in each world: a vector with the losses of both experts.
 VICTIM = (np.array([0.0, 1.0]), np.array([1.0, 0.0]))
 # Difference between the mean scores of experts 0 and 1, averaged over both worlds, divided by the
 # scale of the noise.
@@ -360,9 +363,10 @@ _GAP = 0.45
 
 
 def losses_of_others(plan: FrankWolfePlan) -> np.ndarray:
-    """Return the losses (2,) of the two experts in all samples except the replaced one.
+    """Return the losses (2,) of experts 0 and 1 in all samples except the replaced one.
 
-    They favour expert 1 by `_GAP` noise scales, see `Vertices`.
+    Expert 1 has the smaller loss. The difference is such that the two mean scores, averaged over
+    both worlds, differ by `_GAP` times the noise scale; see `Vertices` for the reason.
     """
     phase = plan.phases[-1]
     samples_at_root = plan.silos * phase.batch
@@ -373,7 +377,8 @@ def losses_of_others(plan: FrankWolfePlan) -> np.ndarray:
 def losses_of_run(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.ndarray:
     """Return the losses (T, M, 2) of one run in world 0 or 1.
 
-    The replaced loss is in the round that client 0 samples first. ``noise`` decides this round.
+    The replaced loss is in the round that client 0 samples first in the last phase. ``noise``
+    decides which round that is.
     """
     samples = plan.phases[-1].samples
     first_sample = int(noise.sample(0, plan.phases[-1].number, len(samples))[0])
@@ -385,8 +390,9 @@ def losses_of_run(plan: FrankWolfePlan, noise: NoiseSource, world: int) -> np.nd
 def leaf_law(plan: FrankWolfePlan, world: int) -> np.ndarray:
     """Return the log probabilities (2,) of the experts at each leaf of the last phase's first tree.
 
-    Losses are linear, so all leaves of a tree have the scores of its root: the mean of the losses
-    of all its samples.
+    ``world`` (0 or 1) selects the replaced loss. Losses are linear, so the scores of the two
+    experts are the same at every leaf of a tree as at its root: the mean of the losses of the
+    root's samples.
     """
     phase = plan.phases[-1]
     samples_at_root = plan.silos * phase.batch
@@ -419,10 +425,10 @@ def audit_vertices(case: Vertices, name: str, trials: int, seed: int) -> AuditRe
 def run(
     name: str, log_ratio: Callable[[SeededNoise, int], float], trials: int, seed: int
 ) -> AuditResult:
-    """Audit one system with ``trials`` runs in each world.
+    """Audit one system with ``trials`` runs in each of two worlds (neighbouring datasets).
 
-    ``log_ratio(noise, world)`` runs the system once in world 0 or 1, and returns the log likelihood
-    ratio of the result.
+    ``log_ratio(noise, world)`` runs the system once in world 0 or 1, and returns log(P1 / P0). P1
+    and P0 are the likelihoods of the outcome of this run in world 1 and in world 0.
     """
     trials = integer("trials", trials, at_least=2, at_most=2**31 - 1)
     seed = check_seed(seed)
