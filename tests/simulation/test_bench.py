@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -289,7 +290,15 @@ def test_the_bench_of_real_rows_runs(options: list[str], tmp_path: Path) -> None
     program = Path(numpy_float32.__file__).with_name("real_rows.py")
     command = [sys.executable, str(program), str(tmp_path), "--features", "both", *options]
     sizes = ["--queries", "60", "--rounds", "4", "--processes", "1"]
-    output = subprocess.run([*command, *sizes], capture_output=True, text=True, check=True).stdout
+    # The tests may run with PYTHONSAFEPATH, which hides the program's own folder.
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (program.parent, *sys.path)))
+    }
+    done = subprocess.run(
+        [*command, *sizes], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    output = done.stdout
     assert [line.split()[:3] for line in output.splitlines()[2:]] == [
         ["135,", "60,", "lazy"],
         ["135,", "60,", "eager"],
