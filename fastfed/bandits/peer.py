@@ -147,15 +147,16 @@ class Peer(Once):
     def observe(self, reward: float) -> None:
         """Learn the reward of the selected action, and end the round.
 
-        If the trigger fires, a request to the clique is put into the outbox.
+        If the trigger fires, a request to the clique is put into the outbox, unless a report was
+        already requested.
         """
         estimator = self._estimator_of(self.round + 1)
+        # `asked` is the round after which a report is due, None if no report was requested.
         request_pending = estimator.silo.asked is not None
         estimator.silo.observe(reward)
         self.round += 1
-        number = estimator.part.estimator
         if estimator.silo.asked is not None and not request_pending:
-            self._outbox.append(Request(self.index, number, self.round))
+            self._outbox.append(Request(self.index, estimator.part.estimator, self.round))
 
     @once
     def outbox(self) -> list[Message]:
@@ -194,19 +195,21 @@ class Peer(Once):
 
         Raise InputError for a request that is too early or too late to be answered.
         """
-        plan, number = self.plan, estimator.part.estimator
+        plan, estimator_number = self.plan, estimator.part.estimator
         round = integer("message.round", message.round, at_least=1, at_most=plan.horizon)
-        if round % plan.gamma != number:
-            raise InputError(f"message.round must be one of estimator {number}, got {round}")
+        if round % plan.gamma != estimator_number:
+            raise InputError(
+                f"message.round must be one of estimator {estimator_number}, got {round}"
+            )
         if estimator.silo.trigger is not None and estimator.silo.asked is not None:
-            return
-        # A use of an estimator is a round in which it is used. ``use`` numbers the round of the
-        # request among the estimator's uses.
-        use, completed_uses = plan.uses(number, round), estimator.silo.round
+            return  # an earlier request has already made a report due
+        # The estimator is used every gamma rounds, and its silo counts only these rounds. ``use``
+        # is the number of the request's round in this count.
+        use, completed_uses = plan.uses(estimator_number, round), estimator.silo.round
         # This silo may have completed one use less than the silo that sent the request.
         if use not in (completed_uses, completed_uses + 1):
             raise InputError(
                 f"the request of silo {message.silo} in round {round} arrived too "
                 f"{'late' if use < completed_uses else 'early'} at silo {self.index}"
             )
-        estimator.silo.ask(use + 1)
+        estimator.silo.ask(use + 1)  # the report is due one use after the request

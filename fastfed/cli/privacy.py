@@ -411,7 +411,8 @@ def _print(advice: Advice) -> None:
             rows,
             right=(1, 2, 3, 4, 5),
         )
-        # Candidates with a remark were not simulated; print each protocol and release only once.
+        # Candidates with a remark were not simulated. Name each pair of protocol and release once:
+        # the text of a candidate's label before its batches.
         unsimulated = [
             candidate
             for candidate in advice.candidates

@@ -423,7 +423,9 @@ def cases(source: Source, schema: Schema, connection: Any = None) -> list[Case]:
 def surveyed(
     source: Source, schema: Schema, connection: Any = None
 ) -> tuple[list[Case], list[str]]:
-    """Read all rows as `cases` does.
+    """Read all rows of a source, and return a message about each row that does not fit the plan.
+
+    The parameters are those of `cases`.
 
     Returns
     -------
@@ -504,7 +506,7 @@ class _Reader:
         extra = (source.subject, source.action, source.time, source.known)
         self._extra_names = [name for name in extra if name is not None]
         # Look columns up now, so that a missing column is reported before the first row is read.
-        #: Column of the plan -> its index in the table; None if it is fixed or absent.
+        # The index of a column of the plan is None if the column is fixed or absent.
         self._plan_index = {name: self._plan_index_of(name) for name in declared}
         self._extra_index = {name: self._index_of(name) for name in self._extra_names}
         self._outcome_index = {
@@ -544,7 +546,8 @@ class _Reader:
     def _other_columns(self) -> str:
         """Return a text with the positions of columns that neither the plan nor the source names.
 
-        It does not show their names: in a file without a header, these are the values of a person.
+        If no column is known, the text says so. It is empty if all columns are known. It does not
+        show names of columns: in a file without a header, these are the values of a person.
         """
         source = self._source
         known_names = {source.columns.get(name, name) for name in self._plan_columns} | set(
@@ -663,8 +666,9 @@ class _Reader:
     def _value(self, name: str, cell: Any) -> Any:
         """Convert a cell of the plan's column ``name`` to the plan's codes and units.
 
-        Return None if the value is missing. A value that cannot be converted is returned unchanged;
-        the plan's schema then refuses it.
+        Return None if the value is missing. A value that is no number, or has a code that is not
+        known, is returned unchanged; the plan's schema then refuses it. Raise InputError for a
+        number with a decimal point or comma other than the source's.
         """
         value = self._cell_or_none(name, cell, self._declared.get(name, ()))
         if value is None:

@@ -102,8 +102,8 @@ class Model(Acting):
     def _with_start(self, values: np.ndarray, release: int) -> ActingEstimate:
         """Return the estimate by which actions are chosen after a release with sums (s,).
 
-        The sums of `start`, if any, are added. At release 0, before the first broadcast, a start
-        is used alone.
+        The sums of the start (the earlier plan's model), if any, are added. At release 0, before
+        the first broadcast, the start is used alone.
         """
         shift = self._refresh(values, release)
         from_release = ActingEstimate(
@@ -117,8 +117,9 @@ class Model(Acting):
         sums = self.start.sums + from_release.sums
         estimate, _ = Estimate.of_sums(self.plan.dimension, sums, 0.0)
         if not np.isfinite(estimate.theta).all():
-            # The compiled code's status for statistics that are not finite.
+            # In the compiled code, status -2 says that the sums are not finite.
             raise environments.status_error(-2)
+        # The squared radii add up, see the notes of this class.
         radius = math.hypot(self.start.radius, from_release.radius)
         return ActingEstimate(sums, estimate, radius, self.start.second + from_release.second)
 
@@ -130,6 +131,8 @@ class Model(Acting):
         plan, index = self.plan, self.plan.entry(release)
         regularizer = float(plan.regularizer[index])
         if plan.radius.direct:
+            # With a direct radius, use a smaller regularizer that leaves all eigenvalues of V above
+            # the floor, if there is one.
             floor = float(plan.radius.floor[index])
             regularizer = linalg.choose_regularizer(values, regularizer, floor, plan.dimension)
         sums, d = np.array(values), plan.dimension
@@ -148,10 +151,11 @@ class Model(Acting):
 
     def select(self, features: np.ndarray) -> tuple[int, np.ndarray]:
         """Choose one of K rows of features (K, d); return its index and its features (d,)."""
+        # ``second`` is the factor of ||V^-1 x|| in the bonus of an action x.
         plan, (_, estimate, radius, second) = self.plan, self._acting
         if plan.ranking < 1.0:
-            # The slack of this plan is proven only for its own sums. With the sums of an earlier
-            # plan added, use 1, which is always valid.
+            # The slack (a setting of the sieve) is proven only for this plan's sums. If the sums of
+            # an earlier plan are added, use the slack 1, which is always valid.
             slack = self._slack if estimate is self._estimate else 1.0
             sieve = plan.reward_limit, slack, plan.ranking
             return estimate.select_sieved(features, radius, second, *sieve)
@@ -217,7 +221,8 @@ class ClockedModel(Model):
         regularizer = plan.regularizer.copy()
         error_bound[view] *= ratio
         if floor[view] > 0.0:
-            # The regularizer is a bound on the noise's operator norm, plus `Radius.anchor`.
+            # The regularizer, which is also the floor, is a bound on the noise's operator norm plus
+            # `Radius.anchor`. Only this bound changes with the noise.
             bound = max(regularizer[view] - radius.anchor, 0.0)
             regularizer[view] = floor[view] = radius.anchor + ratio * bound
         return replace(
@@ -241,8 +246,9 @@ def view_variance(plan: Plan, numbers: Sequence[int]) -> float:
 def report_variance(plan: Plan, release: int) -> float:
     """Return the noise variance of a report of prefix sums, in units of one tree node's variance.
 
-    ``release`` is the number of the report. With release type "tree", the sum of all batches so far
-    adds up one node for each binary digit 1 of this number.
+    ``release`` is the number of the report. With release type "tree", a report adds up
+    one tree node for each binary digit 1 of this number, so its variance is the number of these
+    digits.
     """
     prefix = prefix_noise(plan)
     return float(release.bit_count()) if prefix is None else prefix.variance(release)
@@ -380,9 +386,10 @@ NO_START_REASONS = {
 
 
 def no_start(document: Document, plan: Plan, earlier: DeployedPlan) -> str:
-    """Return why silos cannot start from the earlier model, a key of `NO_START_REASONS`; else "".
+    """Return the reason why silos cannot start from the earlier model; "" if they can.
 
-    The use of released sums costs no privacy. But the two plans must have the same parameter theta:
+    The reason is a key of `NO_START_REASONS`. ``document`` and ``plan`` belong to the new plan. The
+    use of released sums costs no privacy. But the two plans must have the same parameter theta:
     the same features, coded and clipped in the same way.
     """
     _check_kinds(document, earlier)
@@ -422,7 +429,10 @@ def check_chain(document: Document, read: Callable[[bytes], Document]) -> None:
 
 
 def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> None:
-    """Raise InputError unless a plan can continue an earlier plan.
+    """Raise InputError unless a new plan can continue an earlier plan.
+
+    ``document`` and ``plan`` belong to the new plan. Its start, if any, is a broadcast of the
+    earlier plan, from which silos start (`start_of`).
 
     Raises
     ------
@@ -439,7 +449,7 @@ def check_extension(document: Document, plan: Plan, earlier: DeployedPlan) -> No
             "a plan that continues another must have the parties of that plan, with the same names "
             "and keys"
         )
-    # A plan with a start may begin only when the release of the start has closed.
+    # A plan with a start may begin only when the start's release in the earlier plan has closed.
     earliest, reason = previous.calendar.start, no_start(document, plan, earlier)
     if extends.start:
         if reason or extends.why:
@@ -532,9 +542,10 @@ def chain(deployed: DeployedPlan) -> list[DeployedPlan]:
 
 
 def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
-    """Return the epsilon of one person (or silo) over a plan and all plans that it continues.
+    """Return the epsilon of a plan together with all plans that it continues.
 
-    The delta is the delta of ``plan``.
+    It holds for one person, or for all data of one silo, whichever the plans protect. The delta is
+    the delta of ``plan``.
 
     Notes
     -----
@@ -544,6 +555,7 @@ def epsilon_of_chain(plan: Executed, earlier: DeployedPlan) -> float:
     claim = plan.privacy
     assert claim is not None and claim.budget is not None
     plans = (plan, *(earlier_plan.executed for earlier_plan in chain(earlier)))
+    # Release -1 charges the whole plan. Digest and data set only name a charge, and are not needed.
     return epsilon_of_charges(
         [charge_of(executed, b"", "", -1) for executed in plans], claim.budget.delta
     )

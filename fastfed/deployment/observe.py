@@ -185,12 +185,14 @@ class LocalGet(LocalHandler):
 
     def do_GET(self) -> None:
         """Answer GET."""
-        # Refuse other host names: a web page in a local browser could use one (DNS rebinding).
+        # Refuse requests for other host names. By such a name, a web page in a local browser could
+        # reach this server (DNS rebinding).
         host = (self.headers.get("host") or "").rsplit(":", 1)[0]
         answer = self.server.answers.get(self.path)
         if answer is None or host not in ("127.0.0.1", "localhost"):
             self.send_error(404)
             return
+        # The request is complete, so its connection must not be closed for being slow.
         self.server.complete(self.connection)
         self.reply(200, answer.text().encode(), answer.content_type, answer.headers)
 
@@ -411,7 +413,8 @@ class PlainLog(Log):
         """
         sentence = SENTENCES.get(event)
         if event == "message" and fields["status"] == 503 and self._clock() >= self._next_full:
-            # The disk is full: every party repeats its messages every few seconds.
+            # The disk is full, so every party repeats its message every few seconds. Write one line
+            # every PAUSE seconds.
             self._next_full = self._clock() + PAUSE
             sentence = "{text}"
         if sentence is not None and fields.get("value", True):

@@ -153,10 +153,10 @@ class LinearSuboptimality:
 
 
 def square_loss(means: np.ndarray, x: np.ndarray) -> float:
-    """Return the expected quadratic loss of weights x (d,): E <g, x>^2 / 2.
+    """Return the expected quadratic loss E[<g, x>^2] / 2 of weights x (d,).
 
-    The entries of g are independent, and are 1 with the probabilities mu = ``means``, else 0. So
-    the result is (<mu, x>^2 + sum x_n^2 mu_n (1 - mu_n)) / 2.
+    g (d,) is a random loss vector. Its entries are independent; entry n is 1 with probability
+    mu_n = ``means[n]``, else 0. So the result is (<mu, x>^2 + sum_n x_n^2 mu_n (1 - mu_n)) / 2.
     """
     return 0.5 * (float(means @ x) ** 2 + float(x * x @ (means * (1.0 - means))))
 
@@ -205,8 +205,9 @@ def gradient_signature() -> Signature:
 
     The function is ``function(state, seed, replicate, silo, round, x, gradient) -> loss``. It
     returns the loss of that round at x (float64, d) and writes the gradient into ``gradient``
-    (float64, d). A loss of NaN reports a failure. ``state`` points to the float64 array given as
-    ``state``. All randomness must be a function of (seed, replicate, silo, round).
+    (float64, d). A loss of NaN reports a failure. The argument ``state`` points to the float64
+    array that is the field ``state`` of the environment. All randomness must be a function of
+    (seed, replicate, silo, round).
 
     Returns
     -------
@@ -345,8 +346,8 @@ def losses_signature() -> Signature:
 
     The function is ``function(state, seed, replicate, silo, round, loss) -> status``. It writes d
     losses in [0, 1] into ``loss`` (float64, d) and returns 0, or a negative number to report a
-    failure. ``state`` points to the float64 array given as ``state``. All randomness must be a
-    function of (seed, replicate, silo, round).
+    failure. The argument ``state`` points to the float64 array that is the field ``state`` of the
+    environment. All randomness must be a function of (seed, replicate, silo, round).
 
     Returns
     -------
@@ -442,7 +443,11 @@ class ObliviousLosses:
         return len(self._table) if self.losses is not None and len(self._table) > 1 else None
 
     def facts(self, silos: int, horizon: int) -> LossSpec:
-        """Return the properties of this environment for M silos and T rounds."""
+        """Return the properties of this environment for M silos and T rounds.
+
+        ``multiplicity`` of the result is the number of losses, over all silos, that one record can
+        influence. If all silos receive the same losses, it counts them at every silo.
+        """
         check_exact_sums(silos, horizon, LOSS_UNIT)
         if self.losses is None:
             assert self.experts is not None
@@ -490,19 +495,19 @@ class ObliviousLosses:
         if self.losses is not None:
             digest = hashlib.sha256(self._table.data).hexdigest()
             shape = list(self._table.shape)
-            return {"kind": self.kind, "shape": shape, "losses": digest, **self._declared}
+            return {"kind": self.kind, "shape": shape, "losses": digest, **self._later_fields}
         return {
             "kind": self.kind,
             "function": fingerprint(self.function, self.state),
             "experts": self.experts,
             "common": self.common,
             "optimal_loss": self.optimal_loss,
-            **self._declared,
+            **self._later_fields,
         }
 
     @property
-    def _declared(self) -> dict[str, int]:
-        """Entries of `describe` for fields that the first versions of fastfed did not have."""
+    def _later_fields(self) -> dict[str, int]:
+        """Return the entries of `describe` for fields that the first versions did not have."""
         # Leaving out the default keeps the identity of results of earlier versions.
         return {} if self.multiplicity == 1 else {"multiplicity": self.multiplicity}
 

@@ -325,7 +325,7 @@ def _check_scores(x: Any, w: Any, theta: Any, radius: Any, second_radius: Any) -
 
 @register_jitable
 def _raise_for_status(status: Any) -> None:
-    """Raise the exception for the return code of a kernel of scores, if it is not 0.
+    """Raise an exception if the return code of `ucb_scores` or `ucb_argmax` is not 0.
 
     The codes are those of ff_batch.h: 1 for an unusable model, 2 for actions that are not finite,
     and 3 if there is not enough memory.
@@ -352,7 +352,10 @@ def _ucb_scores(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
-        """Run the compiled `ucb_scores` for several sets of actions or models."""
+        """Return the scores (n, K) of n sets of K actions, or of one set under n models.
+
+        With several sets, a stack of factors (``stack``) has one model for each set.
+        """
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         models = _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape[-2], x.shape[-1]
@@ -378,7 +381,7 @@ def _ucb_scores(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
-        """Run the compiled `ucb_scores` for one set of actions and one model."""
+        """Return the scores (K,) of the K actions of one set, under one model."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
@@ -408,7 +411,10 @@ def _ucb_argmax(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
-        """Run the compiled `ucb_argmax` for several sets of actions or models."""
+        """Return the index (n,) of the action with the largest score in each of n sets.
+
+        All sets share one model, or a stack of factors (``stack``) has one model for each set.
+        """
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         models = _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape[-2], x.shape[-1]
@@ -434,7 +440,7 @@ def _ucb_argmax(
         actions: Any, factor: Any, theta: Any, radius: Any, second_radius: Any = 0.0,
         trusted: Any = False,
     ) -> Any:  # fmt: skip
-        """Run the compiled `ucb_argmax` for one set of actions and one model."""
+        """Return the index of the action with the largest score in one set, under one model."""
         x, w, estimate = x_of(actions), w_of(factor), theta_of(theta)
         _check_scores(x, w, estimate, radius, second_radius)
         K, d = x.shape
@@ -465,7 +471,7 @@ def _normals(
         ("seed", seed), ("count", count), ("purpose", purpose), ("replicate", replicate),
         ("silo", silo), ("index", index),
     ):  # fmt: skip
-        # Default values are plain numbers here, or wrapped.
+        # A default value is a plain number here, or an object with the number as its value.
         if not isinstance(getattr(value, "value", value), (int, types.Integer)):
             raise TypingError(f"{name} must be an integer, got {value}")
     run = _C["normals"]

@@ -273,7 +273,8 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         check_factor(self.release, self.releases, self.factor)
         if self.coin != 1.0:
             self._check_coin()
-        # Anyone can change a plan, which is plain data: check its numbers here again.
+        # An event is computed from a plan, which is plain data that anyone can change. So check the
+        # numbers here, even if they were checked when the plan was made.
         if self.release not in (*RELEASES, "flat"):
             choice("release", self.release, (*RELEASES, "flat"))
         if not (self.releases >= 1 and self.max_participations >= 1):
@@ -334,7 +335,7 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
         if not self.schedule_rounds:
             return sums_mu
         # With a private schedule, a record also enters one node of each level of a tree of the
-        # schedule. Each of these nodes adds the square of its mu.
+        # schedule. The square of each such node's mu is added to the square of sums_mu.
         layout, std = recovered_layout(*self.schedule)
         if std == 0.0:
             return math.inf
@@ -349,15 +350,17 @@ class GaussianSums(msgspec.Struct, frozen=True, kw_only=True):
             return math.inf
         if self.coin == 1.0:
             return gaussian_epsilon(mu, self.budget.delta)
-        # The sensitivity to removing a record, divided by the sensitivity to replacing it.
+        # The sensitivity to removing a record, divided by the sensitivity to replacing it. It is at
+        # least 1/2, since a replacement is a removal and an addition.
         zeta = max(0.5, self.absent_mu() / mu)
         return sampled_epsilon(self.budget.delta, self.coin, zeta, mu)
 
     def absent_mu(self) -> float:
         """Return the GDP parameter mu of all releases if one record is removed, not replaced.
 
-        `exact` needs it for sampled records: a record that is not sampled adds zero to every sum.
-        Every entry must have noise.
+        `exact` needs this for sampled records: a record that is not sampled adds zero to every sum.
+        Every entry must have noise. As in `mu`, the mu of a single batch is multiplied by the root
+        of ``squares``, the squared sensitivity of all releases.
         """
         if self.centred is None:
             return self.mu("zero-out")
@@ -425,9 +428,9 @@ class WinsorizedMeans(msgspec.Struct, frozen=True, kw_only=True):
         return composed_epsilon(parts, first.budget.delta)
 
     def conditions(self) -> list[Condition]:
-        """Return the assumptions and the claim's condition of the first mean, for all means.
+        """Return the assumptions of the account, and the condition that the claim holds.
 
-        They assume as many releases as there are means.
+        They are those of the first mean, as if it were released as often as there are means.
         """
         return self._first.conditions()
 
@@ -457,7 +460,7 @@ class VertexScores(msgspec.Struct, frozen=True, kw_only=True):
         return {}
 
     def exact(self, delta: float | None = None) -> float:
-        """Return the largest epsilon of a phase, which is that of the whole run.
+        """Return the epsilon of the whole run: the largest of the epsilons of its phases.
 
         Each loss belongs to one phase only, so phases compose in parallel.
         """
@@ -567,9 +570,10 @@ def exact_guarantee(event: PrivacyEvent, delta: float) -> Guarantee | None:
 
 @singledispatch
 def released(plan: Any) -> tuple[PrivacyEvent, ...] | None:
-    """Return what a plan releases as privacy events, from its numbers and its claim.
+    """Return the privacy events of a plan: what it releases, from its numbers and its claim.
 
-    ``released.register`` adds a kind of plan.
+    The function depends on the type of the plan (`functools.singledispatch`). The version here is
+    for unregistered kinds of plans; ``released.register`` adds a kind.
 
     Parameters
     ----------
@@ -664,7 +668,11 @@ def verify(plan: Any, epsilons: tuple[float, ...] | None = None) -> None:
 
 
 def _is_verified(plan: Any, epsilons: tuple[float, ...] | None) -> bool:
-    """Do what `verify` describes. Return False for a plan of an unregistered kind."""
+    """Raise InputError if a plan's numbers contradict its claim, as `verify` describes.
+
+    Return True if they were compared or the plan has no claim; False for a plan of an unregistered
+    kind. ``epsilons`` is the result of `accounted` for the plan, or None if it is not known.
+    """
     # Parts of equal size share one plan object, which is verified once.
     for part_plan in {id(part.plan): part.plan for part in getattr(plan, "parts", ())}.values():
         verify(part_plan)

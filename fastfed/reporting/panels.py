@@ -77,15 +77,17 @@ def split_label(label: str) -> tuple[str, dict[str, str]]:
 
 
 def keys_of(source: Source) -> list[dict[str, str]]:
-    """Return the spec's keys of every curve, with values as text.
+    """Return a table of keys for every curve, with values as text.
 
-    "label" has the label in the spec, without the values that a sweep has added.
+    The table has the keys of the curve's table in the spec, `COMMON_KEYS`, and the swept keys of
+    the curve's label. "label" is the label in the spec, without the values that a sweep has added.
+    `SWEPT_KEYS` lists the swept keys, joined by commas; it is empty without a sweep.
     """
-    tables = {c["label"]: c for c in source.identity.get("curves", ())}
+    spec_tables = {c["label"]: c for c in source.identity.get("curves", ())}
     keys = []
     for curve in source.results.curves:
         base, pairs = split_label(curve.label)
-        stored = {k: str(v) for k, v in tables.get(curve.label, {}).items() if v is not None}
+        stored = {k: str(v) for k, v in spec_tables.get(curve.label, {}).items() if v is not None}
         common_keys = {key: str(getattr(curve, key)) for key in COMMON_KEYS}
         keys.append({**stored, **common_keys, **pairs, "label": base, SWEPT_KEYS: ", ".join(pairs)})
     return keys
@@ -122,7 +124,11 @@ def check_grammar(figure: dict[str, Any], curves: Iterable[dict[str, Any]]) -> N
 
 
 def panels(source: Source) -> list[Panel]:
-    """Return the panels of a figure; without ``facet`` each has at most ``MAX_CURVES`` curves."""
+    """Return the panels of a figure.
+
+    If the figure has no ``facet``, each panel has at most ``MAX_CURVES`` curves. More than
+    ``MAX_DRAWN`` curves are then one panel: the curves of least regret and the range of all curves.
+    """
     curves = source.results.curves
     keys = keys_of(source)
     facet = _facet(source, keys)
@@ -211,11 +217,13 @@ def _groups(
     """
     by_values: dict[tuple[str, ...], list[int]] = {}
     without_keys = []
-    # If a sweep varies a key of the facet, only the curves of such sweeps count as having the key.
+    # If a sweep varies a key of the facet, a curve counts as having this key only if the curve is
+    # from such a sweep. The same key in the curve's table of the spec is not enough.
     by_sweep = {k for k in facet if any(k in table[SWEPT_KEYS].split(", ") for table in keys)}
     for i, table in enumerate(keys):
         swept = table[SWEPT_KEYS].split(", ")
         has_keys = all(k in table and (k not in by_sweep or k in swept) for k in facet)
+        # With the facet "label" alone, a curve counts as having the key only if a sweep made it.
         if has_keys and (facet != ("label",) or table[SWEPT_KEYS]):
             by_values.setdefault(tuple(table[k] for k in facet), []).append(i)
         else:
@@ -246,7 +254,8 @@ def _styles(
     if not colour and not dash and facet is None:
         return line_styles(curves)
     hidden = facet or ()
-    # Curves with equal looks get the same style.
+    # The look of a curve is what tells it from other curves within a panel: (label without swept
+    # values, is private, further pairs (key, value)). Curves with equal looks get the same style.
     looks: list[tuple[Any, ...]] = []
     for curve in curves:
         base, pairs = split_label(curve.label)
@@ -356,9 +365,11 @@ def _look(label: str, facet: Sequence[str]) -> str:
 
 
 def _names(labels: Sequence[str], facet: Sequence[str]) -> list[str]:
-    """Return short names of the curves of a panel: labels without the parts that all share.
+    """Return short names of the curves of a panel.
 
-    Return the full labels if the short names would not be distinct.
+    A short name has the swept keys that are not in the facet. The label in the spec comes before
+    them, unless all curves share it or the facet has "label". Without such keys, the short name is
+    the label in the spec. Return the full labels if the short names would not be distinct.
     """
     split = [split_label(label) for label in labels]
     same_base = len({base for base, _ in split}) == 1 and len(split) > 1

@@ -86,7 +86,7 @@ def swept_keys(curves: Sequence[CurveResult]) -> list[str]:
 
 
 def heat_maps(source: Source, what: str) -> Html:
-    """Return a heat map for each sweep: final regret over its two keys with the most values.
+    """Return a heat map for each sweep: final regret over the sweep's two keys with most values.
 
     A cell has the least regret over all other swept keys. ``what`` is the name of the regret.
     """
@@ -96,6 +96,7 @@ def heat_maps(source: Source, what: str) -> Html:
         if pairs:
             by_table.setdefault(base, []).append(curve)
     differences = zip(source.results.curves, baseline_differences(source.results), strict=True)
+    # Labels of the curves with less regret than the baseline, beyond the margin.
     better = {curve.label for curve, pair in differences if pair is not None and pair.sign < 0}
     maps = [_heat_map(source, base, curves, better, what) for base, curves in by_table.items()]
     return join(maps)
@@ -106,7 +107,8 @@ def _heat_map(
 ) -> Html:
     """Return the heat map of the curves of one sweep, whose label in the spec is ``base``.
 
-    Labels in ``better`` are written bold. ``what`` is the name of the regret.
+    ``better`` has the labels of the curves that are better than the baseline: their regret is
+    written bold. ``what`` is the name of the regret.
     """
     keys = swept_keys(curves)
     row_key, column_key = keys[0], keys[1] if len(keys) > 1 else None
@@ -122,7 +124,10 @@ def _heat_map(
     ordered = sorted(value for value, _ in best.values())
 
     def cell(row: str, column: str) -> Html:
-        """Return one cell, whose colour is stronger for less regret."""
+        """Return one cell: a regret, bold if it is better than the baseline.
+
+        The colour is stronger for less regret.
+        """
         if (row, column) not in best:
             return element("td", "–")
         value, curve = best[row, column]

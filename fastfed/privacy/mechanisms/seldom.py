@@ -99,9 +99,10 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coin(self) -> float:
-        """Return the epsilon of all coins, which is that of one coin.
+        """Return the epsilon of all coins: the epsilon of a single coin.
 
-        Each loss changes the probability of one coin only.
+        A coin decides whether the current expert is kept. Each loss changes the probability of one
+        coin only.
         """
         return coin_epsilon(self.rate, self.chance)
 
@@ -111,9 +112,9 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
         return Exponential(2.0 * self.rate)
 
     def keeps(self, expert_loss: float) -> float:
-        """Return the probability of keeping an expert whose loss since the last coin is given.
+        """Return the probability of keeping the current expert.
 
-        The loss is summed over all clients.
+        ``expert_loss`` is the expert's loss since the last coin, summed over all clients.
         """
         return (1.0 - self.chance) * math.exp(-self.rate * expert_loss)
 
@@ -149,9 +150,11 @@ class Dartboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def coin_epsilon(rate: float, chance: float) -> float:
-    """Return the epsilon of the one coin whose probability depends on a given loss.
+    """Return the epsilon of a coin, which decides whether the current expert is kept.
 
-    ``chance`` is the smallest probability p of a new draw. This is step 1 of the proof above.
+    Each loss changes the probability of one coin only. ``rate`` is r of the dartboard, and
+    ``chance`` is p, the smallest probability of a new draw. The formula is g in step 1 of the proof
+    above `Dartboard`.
     """
     if chance == 1.0:
         return 0.0
@@ -181,12 +184,12 @@ def calibrate_dartboard(
         Unit "user": one loss function of one client in one round. The account is for replacement,
         which covers "zero-out".
     switches : int
-        K >= 0.
+        K >= 0, the largest number of draws of an expert after the first draw.
     chance : float
-        p in [1e-9, 1].
+        p in [1e-9, 1], the smallest probability of a new draw.
     at_most : float
-        Upper limit of the rate. For K = 0 the budget sets no limit, and the rate is ``at_most``. If
-        ``at_most`` is infinite then, the rate is 1.
+        Upper limit of the rate. For K = 0 the budget sets no limit: the rate is ``at_most``, or 1
+        if ``at_most`` is infinite.
 
     Returns
     -------
@@ -223,7 +226,8 @@ def calibrate_dartboard(
 def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) -> float:
     """Return the largest rate whose proven epsilon is within the dartboard's budget.
 
-    ``epsilon_at`` maps a rate to its epsilon. The result is at most a relative 2e-7 too small.
+    ``epsilon_at`` maps a rate to its proven epsilon. The result is at most the exact largest rate,
+    and smaller than it by a relative 2e-7 at most.
     """
     epsilon, delta = dartboard.budget.epsilon, dartboard.budget.delta
 
@@ -232,7 +236,7 @@ def _largest_rate(epsilon_at: Callable[[float], float], dartboard: Dartboard) ->
         return simple_epsilon(rate, dartboard.chance, dartboard.switches, delta) - epsilon
 
     # Find the rate at which the closed-form bound is epsilon, then refine by the proven epsilon.
-    # For delta = 0 the bound is between 2 rate and (1 / chance + 2 switches) rate.
+    # For delta = 0 the bound is between 2 * rate and (1 / chance + 2 * switches) * rate.
     high = epsilon / 2.0
     low = epsilon / (1.0 / dartboard.chance + 2.0 * dartboard.switches) / 2.0
     if delta > 0.0:
@@ -303,7 +307,7 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
     def exact(self, delta: float | None = None) -> float:
         """Compute the proven epsilon of all choices, at delta (default: the budget's)."""
-        # Choices use disjoint losses, so one choice has the epsilon of all.
+        # Choices use disjoint losses, so all choices together have the epsilon of one choice.
         parts: list[Part] = [("bounded-range", self.eta, min(self.choices, 1))]
         return composed_epsilon(parts, named_delta(delta, self.budget))
 
@@ -322,7 +326,9 @@ class FreshChoices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate_choices(budget: Budget, *, choices: int) -> FreshChoices:
-    """Return choices that each use different losses, with the largest eta within a budget.
+    """Return the choices with the largest eta within a budget; each choice uses different losses.
+
+    A choice takes an expert of cost c with probability proportional to exp(-eta c / 2).
 
     Parameters
     ----------

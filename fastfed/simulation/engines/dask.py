@@ -104,7 +104,7 @@ def open_engine(
         yield Dask(check_threads(threads), at_once=at_once)
         return
     with _connected(scheduler) as client:
-        yield Dask(_check_workers(client, scheduler), client)
+        yield Dask(_checked_threads(client, scheduler), client)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,11 @@ class Dask:
         ):
 
             def run_round(batches: list[RunBatch], alone: bool) -> Generator[Finished, None, Left]:
-                """Run batches on all workers, and yield what finishes."""
+                """Run batches on all workers; yield those that finish, and return the others.
+
+                This is a round of tries (`run_all_rounds`), not a round of the bandit. With
+                ``alone``, there is one batch, which runs with all threads.
+                """
                 # About four tasks per worker, so that the last tasks end at similar times.
                 threads_per_batch = threads if alone else max(1, threads // workers)
                 size = 1 if alone else -(-len(batches) // (4 * workers))
@@ -176,7 +180,7 @@ def blocks(experiment: Experiment, batches: list[RunBatch], most: int) -> Iterat
 def _block_name(block: Block) -> str:
     """Return the name of a block: replicate and first curve of its first batch, and its size.
 
-    No two blocks of a round of tries have the same first batch, so names are unique.
+    Names are unique among the blocks that run together, because no two have the same first batch.
     """
     return f"{block[0].replicate}-{block[0].positions[0]}-{len(block)}"
 
@@ -213,12 +217,13 @@ def _play_tasks(
             for batch in block:
                 tally.record(batch, 0)
             if isinstance(error, KilledWorker):
-                end = f"the last one was {error.last_worker.address}"
+                worker_end = f"the last one was {error.last_worker.address}"
             elif isinstance(error, MemoryError):
-                end = "out of memory"
+                worker_end = "out of memory"
             else:
                 raise error
-            unfinished.poisoned += [PoisonBatch(batch, end) for batch in block]
+            unfinished.poisoned += [PoisonBatch(batch, worker_end) for batch in block]
+            # If many batches have failed and none was finished, the batches are not the reason.
             if len(unfinished.poisoned) >= HOPELESS and not finished:
                 unfinished.untried.extend(batch for key in waiting for batch in tasks[key])
                 break
@@ -338,8 +343,8 @@ def _client(address: str) -> Client:
     """Return a client of the scheduler at an address.
 
     A client that cannot connect is closed at once. Otherwise its destructor would later wait for a
-    lock that any other client holds while it starts. If the garbage collector runs the destructor
-    in the thread of such a client, this is a deadlock.
+    lock. Every client holds this lock while it starts. If the garbage collector runs the destructor
+    in the thread of a client that is starting, the thread waits for itself: a deadlock.
     """
     client = Client.__new__(Client)
     try:
@@ -369,7 +374,7 @@ def _connected(address: str) -> Iterator[Client]:
 def _local_cluster(workers: int) -> Iterator[Client]:
     """Yield the client of a new cluster on this machine, with one thread per worker.
 
-    The cluster ends after the block.
+    The cluster ends with the caller's ``with`` statement.
     """
     with dask.config.set(LOCAL_CLUSTER_CONFIG):
         try:
@@ -400,7 +405,7 @@ def _end_workers(client: Client) -> None:
                 os.kill(nanny.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-def _check_workers(client: Client, address: str) -> int:
+def _checked_threads(client: Client, address: str) -> int:
     """Return the number of threads of all workers; raise InputError if fastfed versions differ."""
 
     def version() -> str:  # nested, so that its code is sent: a worker may lack this module
@@ -428,9 +433,10 @@ def _check_workers(client: Client, address: str) -> int:
 def _at_workers(
     client: Client, digest: str, packed: bytes, snapshots: Snapshots | None
 ) -> Iterator[tuple[str, Place | None]]:
-    """Send a packed experiment to all workers during the block.
+    """Send a packed experiment to all workers, until the caller's ``with`` statement ends.
 
-    Yield the name of its plugin at the workers, and the place of its snapshots.
+    Yield the name of the plugin that holds the experiment at the workers, and the place of the
+    experiment's snapshots.
     """
     # The name is random, because another run of the experiment may use the same cluster.
     name = f"fastfed-{digest}-{uuid.uuid4().hex[:8]}"
@@ -448,7 +454,7 @@ def _at_workers(
 
 @contextmanager
 def _progress_received(client: Client, topic: str, tally: Tally) -> Iterator[Tally]:
-    """Add the progress messages of the workers to a tally during the block."""
+    """Add the workers' progress messages to a tally until the caller's ``with`` statement ends."""
 
     def on_event(event: tuple[float, Any]) -> None:
         """Record the progress message of a worker."""
