@@ -283,11 +283,11 @@ class _Sum:
             return float(np.logaddexp(upper_bound, np.log(self.missing))) + self.slack
 
     def epsilon(self) -> float:
-        """Return the least epsilon >= 0 in the window whose proven delta is at most the given delta.
+        """Return the least epsilon >= 0 in the window whose proven delta is small enough.
 
-        The result is at most the fallback: the smaller of the sum of the mechanisms' epsilons and
-        the Renyi bound on epsilon. It is the fallback if the window has no such epsilon, or if
-        there are too many mechanisms to tabulate.
+        The proven delta must be at most the given delta. The result is at most the fallback: the
+        smaller of the sum of the mechanisms' epsilons and the Renyi bound on epsilon. It is the
+        fallback if the window has no such epsilon, or if there are too many mechanisms to tabulate.
         """
         fallback = min(self.total, max(self.renyi, 0.0) * (1.0 + 1e-9))
         if self.count > _MAX_TABULATED:
