@@ -97,10 +97,10 @@ class NoiseSource(Protocol):
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for the d + d (d + 1) / 2 entries of one node.
+        """Draw Bin(n, 1/2) - n/2 for each of the d + d (d + 1) / 2 entries of one tree node.
 
-        ``trials`` has the even n of the d bias entries, and of off-diagonal and diagonal covariance
-        entries. The result is uint64.
+        ``trials`` has three values of n, all even: for bias entries, for off-diagonal covariance
+        entries, and for diagonal covariance entries. The result is modulo 2^64, as uint64.
         """
         ...
 
@@ -115,7 +115,7 @@ class NoiseSource(Protocol):
         ...
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        """Permute the bits (n,) of one label in place."""
+        """Permute in place the bits (n,) of one label, the index of an entry of the statistic."""
         ...
 
     def action(self, silo: int, round: int, count: int) -> int:
@@ -239,10 +239,11 @@ class SeededNoise:
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
+        """Draw approximately Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
 
-        The draws are the node's normals of variance n / 4, rounded to integers. For large n, their
-        distribution differs from the binomial by O(1/n) and by float64 rounding.
+        ``trials`` has the n of each kind of entry, see `NoiseSource.coins`. A draw is not binomial:
+        it is the entry's standard normal (`node`) times sqrt(n) / 2, rounded to an integer. For
+        large n, its distribution differs from the binomial by O(1/n) and by float64 rounding.
         """
         normals = self.node(silo, node, dimension)
         stds = [math.sqrt(n) / 2.0 for n in entries(dimension, trials)]
@@ -261,9 +262,9 @@ class SeededNoise:
         return rng.permutation(*key, _whole("count", count))
 
     def shuffle_bits(self, node: int, label: int, bits: np.ndarray) -> None:
-        """Permute, in place, all bits of one label, which is an entry of the statistic.
+        """Permute in place the bits that users sent for one entry of the statistic.
 
-        ``bits`` (n,) must be contiguous and of uint8.
+        ``label`` is the index of the entry. ``bits`` (n,) must be contiguous and of uint8.
         """
         if (
             getattr(bits, "dtype", None) != np.uint8
@@ -471,7 +472,10 @@ class SystemNoise(Once):
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64; exact draws."""
+        """Draw exactly Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
+
+        ``trials`` has the n of each kind of entry, see `NoiseSource.coins`.
+        """
         counts = fair_binomials(entries(dimension, trials))
         self._once_at(silo, node)
         return np.array([k % 2**64 for k in counts], dtype=np.uint64)
@@ -528,7 +532,8 @@ class SystemNoise(Once):
 def entries(dimension: int, values: tuple[T, T, T]) -> list[T]:
     """List a value for each of the d + d (d + 1) / 2 entries of a packed statistic.
 
-    ``values`` has the values of bias, off-diagonal and diagonal entries.
+    ``values`` has three values: one for all bias entries, one for all off-diagonal entries and one
+    for all diagonal entries.
     """
     bias, off_diagonal, diagonal = values
     rows = [[off_diagonal] * i + [diagonal] for i in range(dimension)]

@@ -88,15 +88,16 @@ class Normals:
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
         """Draw ``count`` normals.
 
-        Normals i and half + i are a Box-Muller pair: one uniform gives the radius of both, and a
-        second one the angle.
+        Let half be ``count`` / 2, rounded up. Normals i and half + i, for i < half, are a
+        Box-Muller pair: uniform i gives the radius of both, and uniform half + i the angle.
         """
         self._half = (count + 1) // 2
         self._uniforms = Uniforms(2 * self._half, entropy)
         values, has_inaccurate = rng.ideal_normals(self._uniforms.random_u64)
         self.values: np.ndarray = values[:count]
         if has_inaccurate:
-            # A radius from a uniform near 0 or 1 needs more than 64 bits.
+            # A radius from a uniform near 0 or 1 needs more than 64 bits. The sum below is modulo
+            # 2^64, so it is small at both ends.
             pairs = np.flatnonzero(
                 self._uniforms.random_u64[: self._half] + np.uint64(_END) < 2 * _END
             )
@@ -126,11 +127,16 @@ class Laplaces:
     """
 
     def __init__(self, count: int, entropy: Entropy = os.urandom) -> None:
-        """Draw ``count`` numbers: the first bit of a uniform is the sign, the others the size."""
+        """Draw ``count`` Laplace numbers, each from one uniform.
+
+        The first bit of the uniform is the sign of the number. Its other bits are a uniform u, and
+        the absolute value of the number is -ln u.
+        """
         self._uniforms = Uniforms(count, entropy)
         self.values, has_inaccurate = rng.ideal_laplace(self._uniforms.random_u64)
         if has_inaccurate:
-            # A size from a uniform near 0 or 1 needs more than 64 bits.
+            # An absolute value from u near 0 or 1 needs more than 64 bits. The shift removes the
+            # sign bit. The sum is modulo 2^64, so it is small at both ends.
             inaccurate = (self._uniforms.random_u64 << np.uint64(1)) + np.uint64(_END) < 2 * _END
             _refine(self, np.flatnonzero(inaccurate))
 
@@ -181,15 +187,15 @@ def _minus_log(a: int, n: int) -> Interval:
 def _normal(a: int, n: int, turn: int, m: int, cosine: bool) -> Interval:
     """Return an interval that contains a normal of the Box-Muller method.
 
-    It is r cos(2 pi w) if ``cosine``, else r sin(2 pi w), with r = sqrt(-2 ln u). The uniform u is
-    in [a, a + 1] / 2^n, and the uniform w in [turn, turn + 1] / 2^m.
+    The normal is r cos(2 pi w) if ``cosine``, else r sin(2 pi w), with r = sqrt(-2 ln u). The
+    uniform u is in [a, a + 1] / 2^n, and the uniform w in [turn, turn + 1] / 2^m.
     """
-    low, high = _minus_log(a, n)
+    log_low, log_high = _minus_log(a, n)  # bounds of -ln u
     digits = _digits(max(n, m))
     with localcontext(_context(digits)):
         unit = Decimal(10) ** (6 - digits)
-        r_low = max(_decimal(2 * low).sqrt() - unit, Decimal(0)) if low > 0 else Decimal(0)
-        r_high = _decimal(2 * high).sqrt() + unit if high > 0 else unit
+        r_low = max(_decimal(2 * log_low).sqrt() - unit, Decimal(0)) if log_low > 0 else Decimal(0)
+        r_high = _decimal(2 * log_high).sqrt() + unit if log_high > 0 else unit
         sine = _sine(turn, m, cosine, digits)
         # The derivative of the sine with respect to w is at most 2 pi < 2^3.
         sine_error = unit + Decimal(8) / Decimal(1 << m)
@@ -271,11 +277,12 @@ def _heads(trials: int, entropy: Entropy) -> int:
 
 
 def rejected_binomial(trials: int, entropy: Entropy = os.urandom) -> int:
-    """Draw Bin(n, 1/2) - n/2, n even, by rejection from a discrete Gaussian of variance (n + 1)/4.
+    """Draw k with the distribution of Bin(n, 1/2) - n/2, where n = ``trials`` is even.
 
-    Its probabilities are P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)), where R(k) >= 0 is about
-    k^4 / (n/2)^3 / 6, see `_excess`. So a proposal k of the discrete Gaussian is accepted with
-    probability exp(-R(k)), which is 1 - O(1/n).
+    The method is rejection from a discrete Gaussian of variance (n + 1)/4. The centred binomial has
+    probabilities P(k) with P(k) / P(0) = exp(-2 k^2 / (n + 1) - R(k)), where R(k) >= 0 is about
+    k^4 / (n/2)^3 / 6, see `_excess`. The discrete Gaussian has the factor exp(-2 k^2 / (n + 1)). So
+    a draw k of the discrete Gaussian is accepted with probability exp(-R(k)), which is 1 - O(1/n).
     """
     while True:
         k = _discrete_gaussian(trials + 1, entropy)
@@ -348,10 +355,11 @@ def _discrete_gaussian(quarters: int, entropy: Entropy) -> int:
 
 
 def _is_accepted(k: int, trials: int, entropy: Entropy) -> bool:
-    """Draw True with probability exp(-R(k)), k >= 0, see `rejected_binomial`."""
+    """Draw True with probability exp(-R(k)), for k >= 0 and R(k) of `rejected_binomial`."""
     parts = max(1, math.ceil(_excess(k, trials, 0)[1]))
     for _ in range(parts):
-        # With probability exp(-R / parts), the first j with a uniform >= R / (parts j) is odd.
+        # Draw uniforms for j = 1, 2, ... until one is >= R / (parts j). This j is odd with
+        # probability exp(-R / parts).
         j = 1
         while _uniform_below(k, trials, parts * j, entropy):
             j += 1
@@ -376,11 +384,13 @@ def _uniform_below(k: int, trials: int, divisor: int, entropy: Entropy) -> bool:
 
 
 def _excess(k: int, trials: int, terms: int) -> Interval:
-    """Return an interval that contains R(k) of `rejected_binomial`, for k <= n / 2, n = trials.
+    """Return an interval that contains R(k) of `rejected_binomial`, for 0 <= k <= n / 2.
 
-    R(k) = 2 sum_{i <= k} (artanh t_i - t_i) with t_i = (2 i - 1) / (n + 1). The artanh series,
-    summed over i, is evaluated up to ``terms`` terms; each further term is smaller by at least the
-    factor t_k^2.
+    Here n = ``trials``, and R(k) = 2 sum_{i = 1..k} (artanh t_i - t_i) with
+    t_i = (2 i - 1) / (n + 1). Since artanh t - t = t^3 / 3 + t^5 / 5 + ..., R(k) is a series over
+    the powers p = 3, 5, .... The lower end of the interval is the sum of the first ``terms`` terms.
+    Each further term is at most t_k^2 times the term before it, so a geometric series bounds the
+    rest.
     """
     denominator = trials + 1
     low = Fraction(0)

@@ -169,6 +169,7 @@ def constructed(example: str) -> Callable[[type[T]], type[T]]:
     """Decorate a class: errors of calls that do not fit its fields show an example."""
 
     def decorate(cls: type[T]) -> type[T]:
+        """Return the class, with `with_example` applied to its constructor."""
         cls.__init__ = with_example(example)(cls.__init__)  # type: ignore[method-assign]
         return cls
 
@@ -192,33 +193,46 @@ def _in_order(name: str) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` for the option closest to word, or "" when none is close."""
-    named = {str(option).lower(): option for option in options}
+    """Return `; did you mean "x"?` for the option closest to word, or "" when none is close.
+
+    An option that `_VALUES_BY_WORD` lists for the word comes before options with similar spelling.
+    """
+    option_by_name = {str(option).lower(): option for option in options}
     word = str(word).lower()
 
     def likeness(option: str) -> float:
-        """Return the ratio of equal characters, in the given order or with sorted parts."""
+        """Return the ratio of characters that option and word share.
+
+        It is the larger ratio of two: of both names as they are, and of both names with their parts
+        in alphabetical order.
+        """
         pairs = (option, word), (_in_order(option), _in_order(word))
         return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
 
     meant = [
-        value for value in _VALUES_BY_WORD.get(re.sub("[ _]", "-", word), ()) if value in named
+        value
+        for value in _VALUES_BY_WORD.get(re.sub("[ _]", "-", word), ())
+        if value in option_by_name
     ]
-    # A ratio below 0.7 is likely to be chance (epsilom, silos), unless one word contains the other
-    # or their lengths differ by at most 1 (two, too).
-    candidates = [
+    # A ratio below 0.7 is likely to be chance, as of "epsilom" and "silos". A smaller ratio is
+    # enough if one word contains the other (0.5), or if their lengths differ by at most 1, as of
+    # "two" and "too" (0.65).
+    similar = [
         option
-        for option in sorted(named, key=likeness, reverse=True)
+        for option in sorted(option_by_name, key=likeness, reverse=True)
         if likeness(option) >= (0.65 if abs(len(option) - len(word)) <= 1 else 0.7)
         or (likeness(option) >= 0.5 and (word in option or option in word))
     ]
-    return f'; did you mean "{named[(meant + candidates)[0]]}"?' if meant or candidates else ""
+    if not meant and not similar:
+        return ""
+    return f'; did you mean "{option_by_name[(meant + similar)[0]]}"?'
 
 
 def choice(name: str, value: object, options: Sequence[str], also: str = "") -> str:
     """Return value if it is one of ``options``; raise InputError if not.
 
-    ``also`` names other valid values in the message, such as "an integer or ".
+    ``also`` is a text for the message, such as "an integer or ". It names valid values that the
+    caller has handled before the call.
     """
     if isinstance(value, str) and value in options:
         return value
@@ -242,9 +256,10 @@ def unquoted_word(value: object) -> str:
 
 
 def unquoted(value: object) -> str:
-    """Return how to write a number that was given as a text, else "".
+    """Return the advice that ends an error message about a value that must be a number.
 
-    It is the end of an error message for a value that must be a number.
+    If the value is a text that contains a number, or several numbers with commas, the advice is how
+    to write it. Otherwise it is "".
     """
     if isinstance(value, str) and re.fullmatch(r"[0-9.e+-]+(\s*,\s*[0-9.e+-]+)+", value):
         return f": a list has brackets, [{value}], and a number has a decimal point"
@@ -328,11 +343,14 @@ def parsed(read: Callable[[Any], Any], text: str | bytes) -> Any:
 
 
 def check_plain(name: str, value: object, keys: bool = True, level: int = 0) -> None:
-    """Raise InputError for unsuitable plain data. Messages contain names but never values.
+    """Raise InputError for plain data that contain an unsuitable value.
 
-    Integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that are nested too
-    deep are unsuitable. With ``keys``, messages name inner keys. Without ``keys``, messages contain
-    only ``name``, because keys may be data about people. ``level`` is the depth of ``value``.
+    Unsuitable are integers beyond 64 bits, texts that `is_line` refuses, and lists or tables that
+    are nested too deep. ``level`` is the depth at which ``value`` is nested.
+
+    Messages contain names but never values. With ``keys``, the name in a message may be a key
+    inside ``value``. Without ``keys``, it is always ``name``, because keys may be data about
+    people.
     """
     if level > MAX_LEVELS:
         raise InputError(f"{name} must have at most {MAX_LEVELS} levels of lists and tables")
@@ -402,8 +420,8 @@ def integer(
 def silo_index(index: object, silos: int) -> int:
     """Return the index of a silo, an integer from 0 to silos - 1.
 
-    None is allowed if there is only one silo. Two silos with the same index would draw the same
-    noise from a seed.
+    None means 0, and is allowed only if there is one silo. With several silos there is no default,
+    because two silos with the same index would draw the same noise from a seed.
     """
     if index is None and silos > 1:
         raise InputError(f"index is required: the plan has the silos 0 to {silos - 1}")
@@ -463,12 +481,15 @@ def _converted(name: str, value: Any, dtype: Any) -> np.ndarray:
     value = unmasked(name, value)
     try:
         if type(value) is list and (result := np.asarray(value)).dtype == dtype == np.float64:
-            # The common case, converted once: NumPy chooses float64 for real numbers only.
+            # The common case: a list of real numbers, for which alone NumPy chooses float64. The
+            # result needs no second conversion.
             return result
         kind = np.asarray(value).dtype.kind
         if kind in "SU":
+            # Texts are always refused. If NumPy can convert them to numbers, `_TEXTS_ERROR` makes
+            # the message advise to leave out the quotes; otherwise NumPy raises an error here.
             np.asarray(value, dtype=dtype)
-            raise TypeError(_TEXTS_ERROR)  # texts that NumPy would convert to numbers
+            raise TypeError(_TEXTS_ERROR)
         if np.iscomplexobj(value) or kind in "mM":
             raise TypeError
         # The caller refuses infinity and NaN; signalling NaN must not warn here.

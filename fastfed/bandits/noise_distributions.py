@@ -135,14 +135,15 @@ class NoiseDistribution:
     def operator_norms(self, dimension: int, probability: float) -> np.ndarray:
         """Bound the operator norm of N, the noise in V, at each release.
 
-        All bounds hold together with probability 1 - p.
+        All bounds hold together with probability 1 - p, where p is ``probability``.
 
         Parameters
         ----------
         dimension : int
             d, the number of rows of N.
         probability : float
-            p, split equally over releases and over the two ends of the spectrum.
+            p, split over releases (see `_split_probability`), and equally over the two ends of the
+            spectrum.
 
         Returns
         -------
@@ -156,17 +157,19 @@ class NoiseDistribution:
 
         Notes
         -----
-        If N is a GOE matrix, N is g = ``goe_std`` times the matrix of `largest_eigenvalue`.
-        Otherwise N has less variance in some entries. Let D be independent noise with the missing
-        variance, so that N + D is a GOE matrix. D raises lambda_max with probability at least 1/2,
-        because u'Du is symmetric for the top eigenvector u of N. So
-        P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t). The code divides p by this factor 2.
+        If N, at the scale of one node, is a GOE matrix, it is ``goe_std`` times the matrix of
+        `largest_eigenvalue`. Otherwise N has less variance in some entries. Let D be independent
+        noise with the missing variance, so that N + D is a GOE matrix. D does not lower lambda_max
+        with probability at least 1/2, because u'Du is symmetric for the top eigenvector u of N. So
+        P(lambda_max(N) > t) <= 2 P(lambda_max(N + D) > t). The code divides p by this factor 2, and
+        always by 2 for the two ends of the spectrum.
 
-        If the noise is a sum of bits, its `Remainder` (e, r) adds at most d max |e| + ||r||. Here
-        r is a sum of terms r_ij A_ij with fixed matrices A_ij and sum A_ij^2 = d I. Given the past,
-        E exp(s r_ij A_ij) <=
-        exp(s^2 scale^2 A_ij^2 / 2), where the right side is known in advance. So Theorem 3.6 of
-        Tropp 2012 holds without independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
+        If the noise is a sum of bits, it has a `Remainder`: coupling errors e and rounding errors
+        r, which are matrices here. They add at most d max |e| + ||r||. The matrix r is a sum of
+        terms r_ij A_ij with fixed matrices A_ij and sum A_ij^2 = d I. With ``scale`` the
+        sub-Gaussian scale `Remainder.rounding`, E exp(s r_ij A_ij) <= exp(s^2 scale^2 A_ij^2 / 2)
+        holds given the past, and its right side is known in advance. So Theorem 3.6 of Tropp 2012
+        holds without independence: P(||r|| > t) <= 2 d exp(-t^2 / (2 d scale^2)).
         """
         if self.none:
             return np.zeros(self.releases + 1)
@@ -180,10 +183,12 @@ class NoiseDistribution:
         return bound
 
     def vector_norms(self, dimension: int, probability: float) -> np.ndarray:
-        """Bound the norm of h, the noise in the bias vector, at each release: (K + 1,).
+        """Bound the norm of h, the noise in the bias vector, at each release k = 0..K, (K + 1,).
 
-        All bounds hold together with probability 1 - ``probability``. The rounding error of a
-        vector sum is bounded by Theorem 2.1 of Hsu, Kakade and Zhang 2012.
+        All bounds hold together with probability 1 - ``probability``. A bound is a quantile of the
+        norm of the Gaussian noise. For noise made of bits, bounds on the norms of the coupling
+        errors and of the rounding errors are added (`Remainder`). The rounding errors are bounded
+        by Theorem 2.1 of Hsu, Kakade and Zhang 2012.
         """
         if self.none:
             return np.zeros(self.releases + 1)
@@ -204,19 +209,20 @@ class NoiseDistribution:
         """Bound ||N theta - h|| at each release, for any fixed theta with ||theta|| <= tau.
 
         N is the noise in V, and h the noise in the bias vector. All bounds hold together with
-        probability 1 - p.
+        probability 1 - p, where p is ``probability``.
 
         Parameters
         ----------
         dimension : int
             d, the number of rows of N.
         probability : float
-            p, split equally over releases.
+            p, split over releases (see `_split_probability`).
         tau : float, default 1
             Bound on ||theta||. theta must not depend on the noise.
         along : float, optional
             A number such that the largest eigenvalue of the covariance of N theta is at most
-            o^2 (tau^2 + along), with o of the notes below. The default tau^2 is always valid.
+            o^2 (tau^2 + along), with o = ``goe_std``. By default along = tau^2, which is always
+            valid.
             `fastfed.bandits.problem.centred_norm` computes a smaller value if N has a
             ``public_constant`` and mean rewards are bounded.
 
@@ -241,10 +247,11 @@ class NoiseDistribution:
         if self.none:
             return np.zeros(self.releases + 1)
         tau_squared = tau * tau
-        b, o = self.node.bias**2, self.goe_std**2
+        h_variance, n_variance = self.node.bias**2, self.goe_std**2  # b^2 and o^2 of the notes
         gaussian, rounding = self._split_probability(probability)
-        extra = o * (tau_squared if along is None else along)
-        bound = norm_quantile(dimension, b + o * tau_squared, extra, gaussian) * self.scales
+        common = h_variance + n_variance * tau_squared
+        extra = n_variance * (tau_squared if along is None else along)
+        bound = norm_quantile(dimension, common, extra, gaussian) * self.scales
         if self.remainder is not None:
             coupling_factor = dimension * tau + math.sqrt(dimension)
             bound = bound + coupling_factor * self.remainder.coupling
@@ -255,12 +262,16 @@ class NoiseDistribution:
         return bound
 
     def _split_probability(self, probability: float) -> tuple[float, float]:
-        """Return the failure probabilities of the Gaussian part and of the rounding of one release.
+        """Return the failure probabilities that one release may spend, as (Gaussian, rounding).
 
-        Gaussian noise is not rounded, so each release gets an equal share of ``probability``. For
-        noise made of random bits, the bound on the coupling error fails for any release with
-        ``remainder.probability``. The releases share the rest, and a part `ROUNDING_SHARE` of each
-        share is for the rounding error.
+        The first is for the bound on the Gaussian part of the noise, the second for the bound on
+        its rounding error.
+
+        Gaussian noise is not rounded, so each release gets an equal share of ``probability``. The
+        number of shares is ``counted`` if this is larger than K. For noise made of random bits, the
+        probability that the coupling bound fails for some release is ``remainder.probability``. The
+        releases get equal shares of the rest, and a part `ROUNDING_SHARE` of each share is for the
+        rounding error.
         """
         if self.remainder is None:
             return probability / max(self.releases, self.counted), 0.0
@@ -296,8 +307,9 @@ def of_views(
     variances = np.zeros(len(reports))
     squares = [f * f for f in scales] or [1.0] * reports.shape[1]
     for view, counts in enumerate(reports.tolist()):
-        # Add up squares by number of reports first. If all silos report together, the result then
-        # has the same bits as ``noises * variances[k]`` of a release.
+        # Add up the squares of silos with the same number of reports first. If all silos report
+        # together, the result is then bit for bit what ``distribution`` gives for release k:
+        # ``noises * variances[k]``.
         squares_by_count: dict[int, float] = {}
         for count, square in zip(counts, squares, strict=True):
             squares_by_count[count] = squares_by_count.get(count, 0.0) + square
@@ -344,24 +356,26 @@ def _expected_above(dimension: int) -> tuple[np.ndarray, np.ndarray]:
     d = dimension
     grid_end = math.sqrt(2.0 * d) + 18.0
     x = np.arange(0.0, grid_end, EIGENVALUE_STEP)
-    # The recurrence computes phi_k e^-log_scale, because phi_0 underflows for large x.
+    # In the loop, ``phi`` is phi_k e^-log_scale and ``previous`` is phi_{k-1} e^-log_scale, because
+    # phi_0 itself underflows for large x. ``square_sum`` is the sum of phi_0^2 .. phi_k^2.
     log_scale = -0.5 * x * x
     previous, phi = np.zeros_like(x), np.full_like(x, math.pi**-0.25)
-    squares = np.square(phi * np.exp(log_scale))
+    square_sum = np.square(phi * np.exp(log_scale))
     for k in range(1, d):
         # The three-term recurrence from phi_{k-1} to phi_k.
         previous, phi = phi, math.sqrt(2.0 / k) * x * phi - math.sqrt((k - 1.0) / k) * previous
         size = np.maximum(np.abs(phi), 1.0)
         previous, phi, log_scale = previous / size, phi / size, log_scale + np.log(size)
-        squares = squares + np.square(phi * np.exp(log_scale))
+        square_sum = square_sum + np.square(phi * np.exp(log_scale))
     last = phi * np.exp(log_scale)  # phi_{d-1}
     phi_d = math.sqrt(2.0 / d) * x * phi - math.sqrt((d - 1.0) / d) * previous
     phi_d = phi_d * np.exp(log_scale)
-    # phi_d is even for even d, and odd (with integral 0 over the whole line) for odd d.
+    # int sgn(x - y) phi_d(y) dy / 2 = total / 2 - tail(x). Here ``total`` is the integral of phi_d
+    # over the whole line, and tail(x) the integral over y > x. If d is even, phi_d is even and
+    # total = 2 tail(0). If d is odd, phi_d is odd and total = 0.
     tail = _right_sums(phi_d)
-    signed = (tail[0] - tail) if d % 2 == 0 else -tail
-    # int sgn(x - y) f(y) dy / 2 = total / 2 - tail(x), where total = 2 tail(0) for even f.
-    density = squares + math.sqrt(d / 2.0) * last * signed
+    sign_integral = (tail[0] - tail) if d % 2 == 0 else -tail
+    density = square_sum + math.sqrt(d / 2.0) * last * sign_integral
     if d % 2 == 1:
         density = density + last / (2.0 * _right_sums(last)[0])
     expected = _right_sums(np.maximum(density, 0.0))
@@ -449,7 +463,7 @@ def norm_quantile(dimension: int, common: float, extra: float, probability: floa
     """
     from scipy.special import gammaincc, ndtr, ndtri
 
-    if common == 0.0:
+    if common == 0.0:  # then ||X|| = sqrt(extra) |z|
         return -math.sqrt(extra) * float(ndtri(0.5 * probability))
     nodes, weights = _quadrature_nodes()
     sine, cosine = np.sin(0.25 * math.pi * (nodes + 1.0)), np.cos(0.25 * math.pi * (nodes + 1.0))
@@ -496,19 +510,23 @@ COUPLING_STEP = 0.005
 
 
 def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistribution:
-    """Return the distribution of the noise of a vector-sum tree at each release.
+    """Return the distribution of the noise in each release of a vector-sum tree.
+
+    A release is the sum of at most one node of each level of the tree.
 
     Parameters
     ----------
     tree : BinomialTree
-        The mechanism, with the users, noise bits (trials) and steps per unit (g) of every level.
+        The mechanism. For the nodes of each level j it gives the number of users, the number of
+        noise bits (``trials``), and the encoding steps per unit g_j, for bias and covariance alike.
     probability : float
-        The probability with which the coupling of bits to normals may fail, see `coupling`.
+        The probability that the bound on the coupling errors may fail for any entry of any release
+        (`Remainder.probability`).
 
     Returns
     -------
     NoiseDistribution
-        A release is the sum of at most one node of each level.
+        The distribution at each release of the tree.
     """
     levels = range(tree.depth)
     node_counts = [[k >> j & 1 for j in levels] for k in range(tree.releases + 1)]
@@ -522,10 +540,11 @@ def bit_distribution(tree: BinomialTree, probability: float) -> NoiseDistributio
 def batch_distribution(
     batches: VectorBatches, releases: int, probability: float
 ) -> NoiseDistribution:
-    """Return the distribution of the noise in releases that add up the vector sums of batches.
+    """Return the distribution of the noise if release k adds up the vector sums of batches 1 to k.
 
-    There is no tree. All batches have the same size. The coupling of bits to normals may fail with
-    ``probability``, see `coupling`.
+    There is no tree, and all batches have the same size. ``probability`` is the probability that
+    the bound on the coupling errors may fail for any entry of any release
+    (`Remainder.probability`).
     """
     node = Node(batches.batch_size, batches.trials, batches.g)
     node_counts = np.arange(releases + 1.0)[:, None]
@@ -533,10 +552,10 @@ def batch_distribution(
 
 
 def batches_distribution(batches: list[VectorBatches], probability: float) -> NoiseDistribution:
-    """Return the distribution of the noise in releases that add up the vector sums of batches.
+    """Return the distribution of the noise if release k adds up the vector sums of batches 1 to k.
 
-    There is no tree. Batches may differ in size. The coupling of bits to normals may fail with
-    ``probability``, see `coupling`.
+    There is no tree, and batches may differ in size. ``probability`` is the probability that the
+    bound on the coupling errors may fail for any entry of any release (`Remainder.probability`).
     """
     nodes = [Node(batch.batch_size, batch.trials, batch.g) for batch in batches]
     node_counts = np.tri(len(batches) + 1, len(batches), -1)
@@ -569,17 +588,20 @@ def _sum_distribution(
     """Return the distribution of the noise in releases that are sums of independent vector sums.
 
     Release k adds up ``node_counts[k, j]`` vector sums with the parameters ``nodes[j]``. A vector
-    sum has ``coordinates`` entries. The coupling of bits to normals may fail with ``probability``.
+    sum has ``coordinates`` entries. ``probability`` is the probability that the bound on the
+    coupling errors may fail for any entry of any release.
 
     The noise of an entry of a node is (Bin(N, 1/4) - N / 4 + rounding) / g, with N and g of `Node`.
-    The binomial is coupled to a standard normal Z, of which it is a monotone function. It differs
-    from sigma Z by at most `coupling`, where sigma is its standard deviation. Z is independent of
-    the data, because the bits are independent of the data. The rounding error of n points has
-    sub-Gaussian scale sqrt(n) / 2, because each point's error has mean 0 given the past and lies in
-    an interval of length 1. The points may depend on earlier noise, but the assignment of points to
-    releases and nodes does not. In a sum of nodes, Gaussian variances, squared scales and coupling
-    errors add up. If g differs between bias and covariance, the smaller g is used for both, except
-    in the Gaussian part.
+    The binomial is coupled to a standard normal Z, of which it is a monotone function. The centred
+    binomial Bin(N, 1/4) - N / 4, of standard deviation sigma, differs from sigma Z by at most
+    `coupling`. Z is independent of the data, because the bits are independent of the data. The
+    rounding error of n points has sub-Gaussian scale sqrt(n) / 2, because each point's error has
+    mean 0 given the past and lies in an interval of length 1. The points may depend on earlier
+    noise, but the assignment of points to releases and nodes does not.
+
+    In a sum of nodes, Gaussian variances, squared sub-Gaussian scales and coupling errors add up.
+    The Gaussian part is computed with the g of bias entries and the g of covariance entries. The
+    rounding and coupling errors of all entries are bounded with the smaller of these two g.
     """
     releases = len(node_counts) - 1
     node_counts = node_counts.reshape(releases + 1, len(nodes))
@@ -634,8 +656,8 @@ def _sum_distribution(
 def coupling(trials: int, probability: float) -> float:
     """Bound the difference between a centred binomial and a normal that is coupled to it.
 
-    The difference is X - N/4 - sigma Z for X ~ Bin(N, 1/4), its standard deviation sigma, and a
-    standard normal Z that is a function of X and a uniform number.
+    Let X ~ Bin(N, 1/4) be a noise count, with standard deviation sigma. Let Z be a standard normal
+    that is a function of X and a uniform number. The difference is X - N/4 - sigma Z.
 
     Parameters
     ----------
@@ -653,13 +675,15 @@ def coupling(trials: int, probability: float) -> float:
     Notes
     -----
     Let F be the distribution function of X, and let Z satisfy X = F^-1(Phi(Z)). Let a < b be
-    neighbours in a grid of integers, and x(k) = Phi^-1(F(k)). If x(a) < Z <= x(b), X is in
-    a + 1..b, so the difference is between a + 1 - N/4 - sigma x(b) and b - N/4 - sigma x(a). With
-    at most the given probability Z is outside of the grid, or |Z| exceeds ``z_limit``.
+    neighbours in a grid of integers, and x(k) = Phi^-1(F(k)). If x(a) < Z <= x(b), X is one of the
+    integers a + 1, ..., b, so the difference is between a + 1 - N/4 - sigma x(b) and
+    b - N/4 - sigma x(a). The result is the largest absolute value of these limits over the grid. It
+    bounds the difference unless Z is outside of the grid or |Z| exceeds ``z_limit``, which happens
+    with at most the given probability.
 
-    The incomplete beta function has nine correct digits where it is used, so its error is below
-    1e-4 bits. With SciPy before 1.17 this holds up to 10^9 bits. For more bits, relative errors of
-    the result between -4e-6 and +3e-3 were observed.
+    The incomplete beta function has nine correct digits where it is used. Its error changes the
+    result by less than 1e-4 bits. With SciPy before 1.17 this holds only for N up to 10^9 bits. For
+    larger N, relative errors of the result between -4e-6 and +3e-3 were observed there.
     """
     from scipy.special import betainc, ndtri
 

@@ -230,10 +230,11 @@ set_option = click.option(
 
 
 def run_options(command: F) -> F:
-    """Add to a command the options of all commands that simulate.
+    """Add to a command the options that every command that simulates has.
 
-    Options that do not affect results (threads, engine, memory) are passed to the command as one
-    object ``resources``, and the values of ``--set`` as a dict ``changes``.
+    The options --threads, --engine, --scheduler and --memory, which do not affect results, are
+    passed to the command as one object ``resources``. The values of --set are passed as a dict
+    ``changes``. Each other option is passed as an argument.
     """
 
     @wraps(command)

@@ -134,14 +134,18 @@ class Cap:
         self._weights[diagonal(d)] = 1.0
 
     def bounds(self, release: int, silo: int) -> tuple[float, float]:
-        """Return the bounds on a silo's sums of x y (Euclidean norm) and x x^T (Frobenius)."""
+        """Return the bounds of the cap: on the norms of a silo's sums of x y and of x x^T.
+
+        The norms are the Euclidean norm and the Frobenius norm. Each bound is ``influence`` times
+        the largest norm without noise, plus a quantile of the norm of the noise.
+        """
         plan, d = self._plan, self._plan.dimension
         feature, reward = record_bounds(plan)
         counted_records = self._influence * rounds_in_report(plan, release)
         noise_factor = math.sqrt(noise_squares(plan, release)) * plan.noise_scale[silo]
         std = plan.noise_std
         # The norm of m standard normals exceeds sqrt(m) + sqrt(2 t) with probability <= e^-t. Each
-        # of the two norms gets half of the probability.
+        # of the two norms gets half of `EXCEEDS_CAP_PROBABILITY`.
         tail = math.sqrt(2.0 * math.log(2.0 / EXCEEDS_CAP_PROBABILITY))
         # In the Frobenius norm, an off-diagonal entry counts twice.
         covariance = max(std.diagonal, math.sqrt(2.0) * std.off_diagonal)
@@ -152,9 +156,10 @@ class Cap:
         )
 
     def cap_report(self, values: np.ndarray, release: int, silo: int) -> tuple[np.ndarray, bool]:
-        """Return a report (s,) scaled down to the bounds, and True if a part of it was scaled.
+        """Return a report (s,) scaled down to `bounds`, and True if a part of it was scaled.
 
-        The result is the same on every machine, bit for bit.
+        The two parts are the sum of x y and the sum of x x^T. Each is scaled down if its norm
+        exceeds its bound. The result is the same on every machine, bit for bit.
         """
         capped, d, scaled = values.copy(), self._plan.dimension, False
         xy_bound, xx_bound = self.bounds(release, silo)
@@ -298,13 +303,14 @@ class Alarm:
         self.threshold = 2 * d + 2.0 * math.sqrt(2 * d * t) + 2.0 * t
 
     def fits(self, release: int, sets: Mapping[int, Mapping[int, np.ndarray]]) -> Iterator[Fit]:
-        """Yield, for each silo of a release, how well it fits the other silos.
+        """Yield, for each silo of a release, how well its sums fit the other silos' sums.
 
         Parameters
         ----------
         release : int
         sets : mapping of int to mapping of int to ndarray
-            Release -> silo -> report (s,), for the silos in that release's set.
+            k -> silo -> the silo's report (s,) for release k. The keys k are the releases of
+            `nodes_of`. Each k has the silos whose reports for release k the hub added up.
         """
         by_silo: dict[int, Side] = {}
         for node in nodes_of(self._plan, release):
@@ -319,7 +325,7 @@ class Alarm:
     def fits_of_view(
         self, view: int, reports: Mapping[int, tuple[int, np.ndarray]]
     ) -> Iterator[Fit]:
-        """Yield, for each silo of a view, how well it fits the other silos.
+        """Yield, for each silo of a view, how well its sums fit the other silos' sums.
 
         Parameters
         ----------
@@ -336,7 +342,8 @@ class Alarm:
     def _variance(self, silo: int, release: int) -> float:
         """Return the noise variance of a silo's report, divided by the noise variance of one node.
 
-        The node's noise is before the silo's factor ``noise_scale``.
+        The variance of the report includes the silo's factor ``noise_scale``, squared. The variance
+        of the node does not.
         """
         scale = self._plan.noise_scale[silo]
         return noise_squares(self._plan, release) * scale * scale
@@ -361,18 +368,21 @@ class Alarm:
         return max(misfits, key=lambda fit: fit.score, default=None)
 
     def _score(self, sides: Sequence[Side]) -> tuple[float, float, float]:
-        """Return `Fit.score`, `Fit.sees` and `Fit.sees_surely` of the first of two sides.
+        """Return `Fit.score`, `Fit.sees` and `Fit.sees_surely` of a silo.
 
-        The comments use the symbols that `Alarm` defines.
+        ``sides`` are the silo and all other silos. The comments use the symbols that `Alarm`
+        defines.
         """
         plan, d = self._plan, self._plan.dimension
         feature, _ = bounds(plan)
         low, high = (0.0, 1.0) if plan.clip is None else plan.clip.centred
         std = plan.noise_std
-        # Variance of N theta in one direction, for |theta| <= tau: tau^2 times the variance of a
-        # diagonal entry, or twice the variance of an off-diagonal entry, whichever is larger.
+        # Bound on the variance of N theta in one direction, for |theta| <= tau. It is tau^2 times
+        # the larger of two numbers: the variance of a diagonal entry, and twice the variance of an
+        # off-diagonal entry.
         noise_of_theta = max(std.diagonal**2, 2.0 * std.off_diagonal**2) * plan.radius.tau**2
-        # Regress u on G, for both sides, each divided by the standard deviation of its error.
+        # For both sides, divide u and G by the standard deviation of the side's error. Then regress
+        # u on G, with one theta for both sides.
         blocks, targets, stds = [], [], []
         for sums, rounds, variance in sides:
             # The sum of |x|^2 is at most n L^2, unless there are more records than planned.
@@ -433,9 +443,10 @@ class Range:
     def report(self, release: int) -> np.ndarray:
         """Return the largest absolute values that a silo's report may have, (s,).
 
-        If silos add noise to their reports, this is the range for the planned number of records,
-        ``end(release)``, and silos clip their noisy reports to this range. Otherwise it is the
-        range for the largest number of records that a silo may have.
+        They are the largest sums of a number of records, plus a bound on the noise. If the hub sees
+        noisy reports of single silos (`hub_sees_reports`), the number is the planned number of
+        records, ``end(release)``, and silos clip their noisy reports to these values. Otherwise it
+        is the largest number of records that a silo may have.
         """
         plan = self._plan
         records = plan.end(release) if hub_sees_reports(plan) else plan.most_records(release)
@@ -452,7 +463,10 @@ class Range:
         return self._plan.silos * self.report(release)
 
     def _noise(self, release: int) -> np.ndarray:
-        """Return a bound on the absolute noise in a report, (s,): the noise of a prefix sum."""
+        """Return a bound on the absolute noise of a silo's prefix sum, (s,).
+
+        A report has at most this noise, even if it contains the sum of one tree node only.
+        """
         # The noise variance of a prefix sum, divided by the noise variance of one node. If noise is
         # added to tree nodes, a prefix sum consists of at most ``levels`` nodes.
         prefix = prefix_noise(self._plan)

@@ -67,23 +67,24 @@ def due_text(time: float, now: float) -> str:
 
 
 def facts_of(process: Process, now: float | None = None) -> dict[str, Any]:
-    """Collect the facts that a page or a text shows about a party.
+    """Collect the facts about a party that its status page and `text_of` show.
 
     Parameters
     ----------
     process : Process
         The process of a hub, a silo or a helper.
     now : float, optional
-        Seconds since 1970. By default the time of the process's clock.
+        The time, in seconds since 1970. By default the time of the process's clock.
 
     Returns
     -------
     dict
-        Plain data. ``kind``, ``party``, ``federation``, ``plan`` (digest), ``version``,
-        ``certificate``; ``time``, ``released``, ``releases``, ``next_close`` (seconds since 1970,
-        or None), ``waits`` (see `progress.waiting`), ``troubles`` (texts). For a silo ``numbers``
-        (its metrics) and ``budget``; for a hub ``numbers``, ``silos``, ``helper`` and ``notes``
-        (texts about silos that have been silent for long).
+        Plain data. Every party has ``kind``, ``party``, ``federation``, ``plan`` (its digest),
+        ``version``, ``certificate``; ``time``, ``released``, ``releases``, ``next_close`` (seconds
+        since 1970, or None), ``waits`` (see `progress.waiting`), ``troubles`` (texts). A silo also
+        has ``numbers`` (its metrics by name) and ``budget``. A hub also has ``numbers`` (its
+        metrics by name), ``silos``, ``helper`` and ``notes`` (texts about silos that have been
+        silent for long).
     """
     party: Any = process.party
     deployed, certificate = party.deployed, str(party.deployed.certificate)
@@ -134,7 +135,13 @@ def _silo_facts(silo: SiloProcess) -> dict[str, Any]:
 
 
 def _hub_facts(hub: Hub, now: float) -> dict[str, Any]:
-    """Return the facts that only a hub has: its metrics, and facts about silos and the helper."""
+    """Return the facts that only a hub has: its metrics, and facts about silos and the helper.
+
+    Each entry of ``silos`` has ``capped``, the number of the silo's reports that were scaled down
+    (None without a cap). If silos have separate clocks, it also has ``of``, the number of reports
+    that the silo's calendar plans, and ``ended``, the time at which the period of its last report
+    ended.
+    """
     status: dict[str, Any] = hub.status()
     reports, helper = hub.last_reports(), hub.deployed.document.helper
     silos = [
@@ -189,14 +196,14 @@ def _troubles(process: Process) -> list[str]:
 def facts_in(folder: str | Path) -> dict[str, Any]:
     """Collect the facts about the party of a folder, from a copy of its files.
 
-    No file is created, locked or changed. If a silo is running, it also reports what it waits for.
+    No file is created, locked or changed. A running silo is also asked what it waits for.
 
     Returns
     -------
     dict
-        See `facts_of`, and ``folder``, ``runs`` (True, False, or None if it is not known) and
-        ``started`` (False if the party has never run). ``waits`` is None for a party that must be
-        started.
+        The facts of `facts_of`, and ``folder``, ``runs`` (True, False, or None if it is not known)
+        and ``started`` (False if the party has never run). ``waits`` is None for a party that must
+        be started.
 
     Raises
     ------
@@ -220,7 +227,8 @@ def facts_in(folder: str | Path) -> dict[str, Any]:
     live_status = _live_status(target) if facts["kind"] == "silo" else None
     runs = folders.in_use(target) if live_status is None else True
     if facts["kind"] == "silo":
-        # None (not known) becomes False: a running silo would have answered at its socket.
+        # For a silo, None (not known) becomes False: if it ran, it would have answered the request
+        # for its live status.
         runs = bool(runs)
     facts["waits"] = (live_status or facts)["waits"]
     is_over = facts["kind"] != "silo" and facts["waits"]["state"] in ("over", "ended", "alarm")
@@ -268,7 +276,10 @@ def wait_text(waits: Mapping[str, Any], now: float) -> str:
 
 
 def text_of(facts: Mapping[str, Any]) -> str:
-    """Return the facts of a folder as plain text, in lines of at most `WIDTH` characters."""
+    """Return the facts of `facts_in` as plain text, in lines of at most `WIDTH` characters.
+
+    Only a line with a longer word, such as a path, is longer, because words are never cut.
+    """
     now, kind = facts["time"], facts["kind"]
     rows = [
         ("party", title_of(facts["party"], kind, facts["federation"])),
@@ -305,7 +316,6 @@ def text_of(facts: Mapping[str, Any]) -> str:
             WIDTH,
             initial_indent=label.ljust(LABEL),
             subsequent_indent=" " * LABEL,
-            # A path is never cut.
             break_on_hyphens=False,
             break_long_words=False,
         )

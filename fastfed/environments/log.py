@@ -148,15 +148,17 @@ class Rounds:
         return product.ravel()
 
     def probabilities(self, rounds: range, silo: int, theta: np.ndarray, top: int) -> np.ndarray:
-        """Return the probability of the logged action under a policy, shape (len(rounds),).
+        """Return the probability that a policy chooses the logged action, for each of ``rounds``.
 
-        The policy chooses uniformly among the ``top`` offered actions whose features x have the
-        largest <x, theta>. Ties are broken in favour of the first action. ``rounds`` are rounds of
-        ``silo``.
+        The result has shape (len(rounds),). ``rounds`` are rounds of ``silo``. The policy chooses
+        uniformly among the ``top`` offered actions with the largest scores <x, theta>, where x are
+        the features of an action in the round (`features`). If actions have equal scores, the first
+        of them comes first.
         """
         z, chosen = self.z[rounds.start : rounds.stop], self.chosen[rounds.start : rounds.stop]
         result = np.zeros(len(rounds))
         if self.u is None or self.starts is None:
+            # Actions have no features. Action a has the score <weights[a], z>.
             weights = (
                 np.stack([matrix.T @ theta for matrix in self.maps])
                 if self.maps
@@ -170,6 +172,7 @@ class Rounds:
                 best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
                 result[block] = (best == chosen[block, None]).any(axis=1) / count
             return result
+        # Actions have features u. An action has the score u' weights z.
         flat = self.maps[0].T @ theta if self.maps else theta
         weights = flat.reshape(self.u.shape[1], -1)
         for i, round in enumerate(rounds):
@@ -319,11 +322,12 @@ class Log:
     def facts(self, silos: int, horizon: int) -> EnvironmentSpec:
         """Return the properties of the training rows for M silos and T rounds."""
         rounds = self.rounds(silos)
-        longest = min(len(part) for part, _ in self.parts(silos))
-        if horizon > longest:
+        # Each silo needs a training row in every round, so the smallest silo limits the horizon.
+        longest_horizon = min(len(training) for training, _ in self.parts(silos))
+        if horizon > longest_horizon:
             raise InputError(
-                f"horizon must be <= {longest}, train = {self.train:g} of the rows of the smallest "
-                f"silo, got {horizon}"
+                f"horizon must be <= {longest_horizon}, train = {self.train:g} of the rows of the "
+                f"smallest silo, got {horizon}"
             )
         return EnvironmentSpec(
             dimension=rounds.dimension,
@@ -381,8 +385,13 @@ class Log:
         return parts
 
     def _read_tables(self, silos: int | None) -> Rounds:
-        """Read the table of a log, or one table for each silo, and return its rows for M silos."""
-        # Tables of Open Bandit may differ in the columns of item affinities, which are no features.
+        """Read the table of a log, or one table for each silo, and return the rows sorted by silo.
+
+        ``silos`` is M, the number of silos; None means that the data define it.
+        """
+        # If the tables of silos differ in their columns, only the columns of all tables are read.
+        # This is allowed if ``columns`` or the format names the feature columns. Tables of Open
+        # Bandit may differ in the columns of item affinities, which are no features.
         is_open_bandit = self.format == "open-bandit"
         shared_columns = self.columns is not None or is_open_bandit
         table = read_table(self.data, shared_columns, self.sheet, self.table)
@@ -433,7 +442,10 @@ class Log:
         return self._sort_by_silo(silos, raw)
 
     def _read_vw_files(self, silos: int | None) -> Rounds:
-        """Read files in the format of Vowpal Wabbit, and return their rows for M silos."""
+        """Read files in the format of Vowpal Wabbit, and return their rows sorted by silo.
+
+        ``silos`` is M, the number of silos; None means one silo for each file.
+        """
         files = [read_vw(Path(path)) for path in self._files()]
         decisions: list[Decision] = [decision for file in files for decision in file]
         with_features = [bool(decision.actions) for decision in decisions]
@@ -476,10 +488,11 @@ class Log:
     def _sort_by_silo(self, silos: int | None, raw: _Rows) -> Rounds:
         """Check the rows of a log, and return them sorted by silo.
 
-        If the log has no silos, its rows are divided among ``silos`` silos.
+        If no column or file gives the silo of a row, the rows are divided among ``silos`` silos.
         """
         self._check_rows(raw)
         silo_starts, order = _silo_order(silos, raw)
+        # ``starts`` is the first row of u of each round, see `Rounds`.
         u, starts, available = raw.u, None, np.zeros((len(silo_starts) - 1, 0), dtype=bool)
         if u is not None and raw.sizes is not None:
             first_rows = np.concatenate([[0], np.cumsum(raw.sizes)])
@@ -545,8 +558,9 @@ class Log:
 
 
 def _silo_order(silos: int | None, raw: _Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first round of each silo (M + 1,), and the row numbers sorted by silo (n,).
+    """Return the starts of the silos (M + 1,), and the numbers of the rows sorted by silo (n,).
 
+    The starts are the position of each silo's first row in the sorted order, and n at the end.
     Without a silo column, the rows are divided in order among ``silos`` silos of nearly equal size.
     """
     count = len(raw.z)
@@ -569,8 +583,9 @@ def _propensity_doubts(
     """Return a note if the propensities cannot be right, else an empty tuple.
 
     If every action has a positive probability, the mean of 1 / propensity is near the mean number
-    of offered actions. The number of offered actions is in ``sizes`` (n,). If ``sizes`` is None, it
-    is the number of actions that ``available`` (M, K) marks for the silo of the row.
+    of offered actions. The number of offered actions of each row is in ``sizes`` (n,). If ``sizes``
+    is None, it is the number of actions that ``available`` (M, K) marks for the silo of the row.
+    Then the rows must be sorted by silo, and those of silo i start at ``silo_starts[i]``.
     """
     inverse = 1.0 / propensities
     counts = np.repeat(available.sum(axis=1), np.diff(silo_starts)) if sizes is None else sizes
@@ -589,10 +604,11 @@ def _propensity_doubts(
 
 
 def _rounding_error(propensities: np.ndarray) -> float:
-    """Return by how much rounded propensities (n,) may change the mean of 1 / propensity.
+    """Return how far the mean of 1 / propensity may be off because propensities (n,) are rounded.
 
-    For example, 0.333 instead of 1 / 3 gives 3.003 instead of 3. The result is for rounding to 2, 3
-    or 4 decimals, and 0 for propensities with more decimals.
+    For example, 0.333 instead of 1 / 3 gives 3.003 instead of 3. If all propensities have at most
+    4 decimals, they are taken as rounded to 2, 3 or 4 decimals, the least number that fits.
+    Otherwise they are taken as exact, and the result is 0.
     """
     for decimals in (2, 3, 4):
         if np.array_equal(np.round(propensities, decimals), propensities):

@@ -188,9 +188,10 @@ def compiled(function: Any) -> bool:
 
 
 def check_score(name: str, score: Any) -> Score:
-    """Return the object of an entry point as a Score; raise InputError if it is none.
+    """Return a registered object as a Score; raise InputError if it cannot be a score.
 
-    A compiled function is wrapped in a Score; ``name`` is ignored.
+    The object, ``score``, is a Score, which is returned, or a compiled function, which is wrapped
+    in a Score. ``name`` is its name in the registry `SCORES`, which passes it; it is not used here.
     """
     if isinstance(score, Score):
         return score

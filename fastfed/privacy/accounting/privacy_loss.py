@@ -88,9 +88,11 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
     Returns
     -------
     float
-        An upper bound, at most about 0.01 % above the exact epsilon of the dominating pairs. It is
-        less tight for more than about 10^8 mechanisms (then a bound by Renyi divergences), and if
-        an epsilon is above 10^6 (then the sum).
+        An upper bound. It is at most about 0.01 % above the exact epsilon of the composition of the
+        dominating pairs: pairs of distributions that are worst cases of each kind of mechanism (see
+        Notes). It is less tight for more than about 10^8 mechanisms (then a bound by Renyi
+        divergences), and if the epsilon of a mechanism is above 10^6 (then the sum of the
+        epsilons).
 
     Raises
     ------
@@ -99,7 +101,7 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 
     Notes
     -----
-    The proof is at the top of this module.
+    The proof, which also defines the dominating pairs, is at the top of this module.
 
     Examples
     --------
@@ -117,7 +119,8 @@ def composed_epsilon(parts: Iterable[Part], delta: float) -> float:
 def _counted(parts: Iterable[Part]) -> dict[tuple[str, float], int]:
     """Return {(kind, epsilon): count} for the parts with epsilon > 0, after a check of the parts.
 
-    Equal mechanisms of several parts are counted together.
+    Parts with the same kind and epsilon are counted together. An epsilon below `_MIN_LOSS` is
+    rounded up to it.
     """
     counts: dict[tuple[str, float], int] = {}
     for part in parts:
@@ -141,10 +144,10 @@ class _Sum:
     """
 
     def __init__(self, parts: dict[tuple[str, float], int], total: float, delta: float) -> None:
-        """Choose the tilt of the sum S of losses, and tabulate its distribution in a window.
+        """Choose the tilt theta for the sum S of losses, and tabulate the tilted distribution of S.
 
-        ``parts`` is {(kind, epsilon): count}, and ``total`` the sum of the epsilons of all
-        mechanisms.
+        For more than `_MAX_TABULATED` mechanisms nothing is tabulated. ``parts`` is
+        {(kind, epsilon): count}, and ``total`` the sum of the epsilons of all mechanisms.
         """
         self.parts, self.total, self.target = parts, total, math.log(delta)
         self.count = sum(parts.values())
@@ -191,8 +194,9 @@ class _Sum:
     def _window(self) -> tuple[float, float, float]:
         """Return (low, high, extra tilt) of a window [low, high] for the sum S of losses.
 
-        The window excludes about e^-36 of the tilted mass at each end, by Chernoff's bound. With
-        the extra tilt, Chernoff's bound of the mass above the window is the smallest.
+        The window excludes about e^-36 of the tilted mass at each end, by Chernoff's bound. The
+        bound needs a tilt in addition to theta. The extra tilt is the one, of the grid `_scales`,
+        for which the upper end of the window is the lowest.
         """
         steps = self._scales()
         cumulant_at_theta = self._cumulant(np.array([self.theta]))[0]
@@ -205,11 +209,12 @@ class _Sum:
     # ---- the distribution of the sum on a grid --------------------------------------------------
 
     def _tabulate(self, low: float, high: float, extra_tilt: float) -> None:
-        """Compute the distribution of the tilted sum on a grid over [low, high].
+        """Compute the tilted distribution of the sum S of losses on a grid over [low, high].
 
         The mechanisms' losses are added by multiplying their Fourier transforms. Afterwards
         ``mass[i]`` is the tilted probability of the grid point ``step * (first + i)``, and
-        ``missing`` bounds the probability above the window.
+        ``missing`` bounds the probability, without tilt, that S is above the window. `_window`
+        explains ``extra_tilt``.
         """
         size = 1 << math.ceil(
             math.log2(max(_SMALLEST_GRID, _POINTS_PER_ROOT * math.sqrt(self.count)))
@@ -236,13 +241,13 @@ class _Sum:
             transformed *= np.fft.rfft(np.bincount(index, tilted, minlength=size)) ** count
             self.cumulant += count * cumulant
             log_tail += count * _tilted(mass, loss, self.theta + extra_tilt)[1]
-            largest_index += count * -start
+            largest_index += count * -start  # the largest loss of a mechanism is -start * step
         mass = np.roll(np.fft.irfft(transformed, size), -self.first)
         self.mass = np.maximum(mass, 0.0)
         error = 8.0 * _UNIT_ROUNDOFF * math.sqrt(size) * (self.count + 1) * (math.log2(size) + 1.0)
         self.log_error = math.log(error) + float(_log_peak(np.array(self.theta)))
         end = self.first + size
-        # Chernoff bound of the mass above the window; 0 if S cannot be there.
+        # Chernoff bound of the probability that S is above the window; 0 if that is impossible.
         log_missing = log_tail - (self.theta + extra_tilt) * step * end
         self.missing = math.exp(min(log_missing, 0.0)) if end <= largest_index else 0.0
         # Bound on the relative rounding errors of masses, of their products and of exponents.
@@ -252,10 +257,11 @@ class _Sum:
         )
 
     def _sums(self, index: int) -> tuple[float, float]:
-        """Return two tilted expectations over S >= s, where s is the grid point of this index.
+        """Return two sums over the grid points S >= s, where s is the grid point of this index.
 
-        The first is of e^(-theta (S - s)) (1 - e^-(S - s)), the second of
-        e^(-theta (S - s)) e^-(S - s). `_log_delta` computes delta from both.
+        Each sum adds up the tilted probabilities ``mass`` times a function of S: in the first sum
+        e^(-theta (S - s)) (1 - e^-(S - s)), in the second sum e^(-theta (S - s)) e^-(S - s).
+        `_log_delta` computes delta from both sums.
         """
         x = self.step * np.arange(self.size - index)
         mass = self.mass[index:] * np.exp(-self.theta * x)
@@ -264,8 +270,11 @@ class _Sum:
     def _log_delta(self, sums: tuple[float, float], index: int, below: float) -> float:
         """Return the logarithm of the proven delta at epsilon = s - below, 0 <= below <= step.
 
-        Here s is the grid point of this index, and ``sums`` is ``_sums(index)``.
+        Here s is the grid point of this index, and ``sums`` is ``_sums(index)``. With x = S - s,
+        delta is the tilted mean of e^(K - theta S) (1 - e^(-x - below)) over S >= s, plus bounds on
+        errors. Here K is ``cumulant``.
         """
+        # 1 - e^(-x - below) = (1 - e^-x) + e^-x (1 - e^-below).
         shift = self.cumulant - self.theta * self.step * (self.first + index)
         delta_part = sums[0] + sums[1] * -math.expm1(-below)
         with np.errstate(divide="ignore"):
@@ -274,10 +283,11 @@ class _Sum:
             return float(np.logaddexp(upper_bound, np.log(self.missing))) + self.slack
 
     def epsilon(self) -> float:
-        """Return the least epsilon >= 0 in the window whose proven delta is at most the target.
+        """Return the least epsilon >= 0 in the window whose proven delta is small enough.
 
-        If there is none in the window, return the smaller of the sum of epsilons and the Renyi
-        bound.
+        The proven delta must be at most the given delta. The result is at most the fallback: the
+        smaller of the sum of the mechanisms' epsilons and the Renyi bound on epsilon. It is the
+        fallback if the window has no such epsilon, or if there are too many mechanisms to tabulate.
         """
         fallback = min(self.total, max(self.renyi, 0.0) * (1.0 + 1e-9))
         if self.count > _MAX_TABULATED:
@@ -371,12 +381,14 @@ def _on_grid(kind: str, epsilon: float, step: float) -> tuple[np.ndarray, int]:
     start = -cells
     points_weight, density_weight = _weights(kind, epsilon)
     mass = np.zeros(2 * cells + 1)
-    # Distance of epsilon from the lower end of its cell, and of -epsilon from the upper end.
+    # Distance of epsilon from the lower end of its grid cell, which is the last one. It is also the
+    # distance of -epsilon from the upper end of its cell, which is the first one.
     offset = min(max(epsilon - (cells - 1) * step, 0.0), step)
     for index, distance, probability in (
         (2 * cells - 1, offset, 1.0 / (1.0 + math.exp(-epsilon))),
         (0, step - offset, math.exp(-epsilon) / (1.0 + math.exp(-epsilon))),
     ):
+        # Shares of the probability for the upper and for the lower end of the cell.
         upper = math.expm1(-distance) / math.expm1(-step)
         lower = math.exp(-distance) * math.expm1(-(step - distance)) / math.expm1(-step)
         mass[index] += points_weight * probability * lower
@@ -438,7 +450,7 @@ def largest_share(
     Raises
     ------
     InputError
-        For values out of range, and if the given mechanisms alone exceed the budget.
+        For values out of range, and if the given mechanisms alone use up the budget.
 
     Examples
     --------
@@ -454,15 +466,19 @@ def largest_share(
 def _cached_largest_share(
     epsilon: float, delta: float, kind: str, count: int, given: tuple[Part, ...]
 ) -> float:
-    """Return the result of `largest_share`, without a check of the arguments."""
+    """Return the result of `largest_share`, without a check of the ranges of the arguments.
+
+    In the comments, the share is the epsilon of each of the ``count`` equal mechanisms.
+    """
 
     def total(epsilon_each: float) -> float:
-        """Return the epsilon of all mechanisms, if each equal mechanism has ``epsilon_each``."""
+        """Return the composed epsilon of all mechanisms, for equal ones with ``epsilon_each``."""
         return composed_epsilon([*given, (kind, epsilon_each, count)], delta)
 
     if composed_epsilon(given, delta) >= epsilon:
         raise InputError(f"given must cost less than epsilon {epsilon:g}, got {given!r}")
-    # The share by basic composition is within the budget, so it is a lower bound.
+    # The share for which all epsilons add up to the budget. It is within the budget, so it is a
+    # lower bound.
     epsilon_each = (epsilon - sum(n * e for _, e, n in given)) / count
     if delta > 0.0:
         # For many mechanisms, the share is about proportional to 1 / sqrt(count): start there.
@@ -480,7 +496,7 @@ def _cached_largest_share(
             )
         # Leave a margin, because the computed epsilon is not a smooth function of the share.
         epsilon_each = low * (1.0 - _TOLERANCE)
-    # Because of rounding, the composition may be slightly above the budget.
+    # Because of rounding, the composed epsilon may still be slightly above the budget.
     while total(epsilon_each) > epsilon:
         epsilon_each *= 1.0 - (_TOLERANCE if delta > 0.0 else 2.0**-52)
     return epsilon_each

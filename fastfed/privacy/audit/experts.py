@@ -30,10 +30,9 @@ Audit = Callable[[int, int], AuditResult]
 
 
 def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -> AuditResult:
-    """Audit `NoisyArgmin`, with noise of this scale, on two candidates.
+    """Audit `NoisyArgmin`, with Laplace noise of scale ``scale``, on two candidates.
 
-    On one dataset the candidates' scores differ by ``gap``. On the neighbouring dataset both scores
-    move towards each other by 1.
+    In world 0 the candidates' scores are ``gap`` and 0. In world 1 they are ``gap`` - 1 and 1.
     """
     mechanism = NoisyArgmin(scale)
     draw = np.random.default_rng(check_seed(seed))
@@ -41,7 +40,7 @@ def _noisy_argmin(name: str, scale: float, gap: float, trials: int, seed: int) -
     logs = [mechanism.log_probabilities(scores) for scores in scores_by_world]
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n choices on dataset ``world`` (0 or 1)."""
+        """Return the log-likelihood ratios, world 1 against world 0, of n choices in ``world``."""
         noise = laplace_quantile(open_uniforms(draw, (n, 2)))
         chosen = [mechanism.choose(scores_by_world[world], row) for row in noise]
         result: np.ndarray = (logs[1] - logs[0])[chosen]
@@ -83,10 +82,14 @@ def switches_of(
 ) -> tuple[tuple[int, int], ...]:
     """Return the switches of one simulated run, as a tuple of (round, new expert).
 
-    The run starts with expert 0. A switch occurs when the noisy loss of the current expert exceeds
-    the noisy threshold ``level``. ``losses`` (rounds, 2) are the losses summed over all clients.
-    ``uniforms`` (switches, rounds + 2) in (0, 1) has a row for each switch: one number for the
-    threshold, one for each query, and one for the choice.
+    The run starts with expert 0. The loss of the current expert is summed from the last switch on.
+    When this sum plus noise exceeds the threshold ``level`` plus noise, a switch follows: the new
+    expert, perhaps the same one, plays from the next round on, and (round, new expert) has the
+    number of this next round, counted from 0.
+
+    ``losses`` (rounds, 2) are the losses summed over all clients. ``uniforms``
+    (switches, rounds + 2) in (0, 1) has a row for each switch: one number for the threshold, one
+    for each query, and one for the choice.
     """
     comparisons, choices = mechanism.comparisons, mechanism.choices
     start, expert = 0, 0
@@ -108,11 +111,12 @@ def log_probability(
     switches: tuple[tuple[int, int], ...],
     crossings: Callable[[int, int], np.ndarray],
 ) -> float:
-    """Return the logarithm of the probability that `switches_of` returns these switches.
+    """Return the logarithm of the probability that `switches_of` returns ``switches``.
 
-    ``crossings(start, expert)`` returns the log probabilities of the round in which the loss of
-    ``expert``, counted from round ``start``, first exceeds the threshold
-    (`crossing_distributions`).
+    ``crossings(start, expert)`` (from `crossing_distributions`) returns log probabilities, for the
+    noisy loss of ``expert`` summed from round ``start`` on. Entry i is for the event that this loss
+    first exceeds the noisy threshold in round ``start`` + i, and the last entry for the event that
+    it never does.
     """
     start, expert, total = 0, 0, 0.0
     for switch_round, chosen in switches:
@@ -130,12 +134,17 @@ def crossing_distributions(
 ) -> Callable[[int, int], np.ndarray]:
     """Return the argument ``crossings`` of `log_probability`, which caches each distribution.
 
-    ``losses`` are the loss sums (rounds, experts), and ``level`` is the threshold.
+    ``losses`` (rounds, experts) are the losses summed over all clients, and ``level`` is the
+    threshold.
     """
 
     @cache
     def crossing(start: int, expert: int) -> np.ndarray:
-        """Return the log probability of each round to be the first crossing after ``start``."""
+        """Return the log probabilities of the first crossing, see ``crossings``.
+
+        Entry i is for the event that it is in round ``start`` + i, the last entry for the event
+        that there is none.
+        """
         queries = np.cumsum(losses[start:, expert])
         return mechanism.comparisons.log_crossing_probabilities(queries, level)
 
@@ -143,11 +152,12 @@ def crossing_distributions(
 
 
 def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) -> AuditResult:
-    """Audit `SparseSwitching` on datasets that differ in one loss before the first switch.
+    """Audit `SparseSwitching` on datasets that differ in one client's losses in round 0.
 
-    The statistic is the log likelihood ratio of all switches. With ``threshold_noise`` False a
-    fault is planted: in line 9 of gao-2024's Algorithm 5 as printed, the threshold has no noise, so
-    each comparison below the threshold reveals more about the loss.
+    The statistic of a run is the log-likelihood ratio of all its switches. With
+    ``threshold_noise`` False, a fault is planted: the threshold has practically no noise, as in
+    line 9 of gao-2024's Algorithm 5 as printed. Then each comparison below the threshold reveals
+    more about the loss.
     """
     claimed_mechanism = calibrate_switching(BUDGET, switches=2)
     mechanism = claimed_mechanism
@@ -159,7 +169,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
 
     @cache
     def ratio(switches: tuple[tuple[int, int], ...]) -> float:
-        """Return the log-likelihood ratio of a run's switches, dataset 1 against dataset 0."""
+        """Return the log-likelihood ratio of a run's switches, world 1 against world 0."""
         first, second = (
             log_probability(mechanism, losses, switches, crossing)
             for losses, crossing in zip(losses_by_world, crossings, strict=True)
@@ -167,7 +177,7 @@ def _sparse_switching(name: str, threshold_noise: bool, trials: int, seed: int) 
         return second - first
 
     def simulate(world: int, n: int) -> np.ndarray:
-        """Return the log-likelihood ratios of n runs on dataset ``world`` (0 or 1)."""
+        """Return the log-likelihood ratios of n runs in ``world`` (0 or 1)."""
         uniforms = open_uniforms(draw, (n, claimed_mechanism.switches, len(losses_by_world[0]) + 2))
         return np.array(
             [ratio(switches_of(mechanism, losses_by_world[world], _LEVEL, u)) for u in uniforms]

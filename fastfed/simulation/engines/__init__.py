@@ -70,8 +70,8 @@ class Engine(Protocol):
 
         Workers write ``snapshots`` into the output folder, or send them to this process if they do
         not see the folder. An exception in an environment is raised here. If a batch of runs kills
-        every worker that runs it, the other batches are run first. Then an EngineError names the
-        batch.
+        every worker that runs it, the other batches are run first. Then an EngineError that names
+        this batch is raised.
         """
         ...
 
@@ -81,15 +81,17 @@ class Tally:
 
     def __init__(self, experiment: Experiment, progress: Progress | None) -> None:
         self._experiment, self._progress = experiment, progress
+        # Batch -> the number of its agent-rounds that were finished when last recorded.
         self._agent_rounds: dict[RunBatch, int] = {}
-        self._ended: set[RunBatch] = set()
+        self._ended: set[RunBatch] = set()  # the finished batches
         # Messages from the workers of a cluster arrive in a separate thread.
         self._lock = threading.Lock()
 
     def record(self, batch: RunBatch, agent_rounds: int) -> None:
-        """Record how many agent-rounds of a batch of runs are finished, in all.
+        """Record that ``agent_rounds`` agent-rounds of a batch of runs are finished, in all.
 
-        The change since the last record of the batch is reported as progress.
+        The change since the last record of the batch is reported as progress, unless the whole
+        batch was recorded as finished already.
         """
         with self._lock:
             new_rounds = (
@@ -175,15 +177,17 @@ def unpack(packed: bytes) -> Experiment:
 
 
 def _unpickle(body: bytes, digest: str) -> Experiment:
-    """Return an unpickled experiment, after checking that this process computes the same digest.
+    """Return the experiment that is pickled in ``body``, after checking its digest.
 
-    The digest covers the data files that the experiment reads.
+    Raises InputError if the experiment cannot be loaded here, or if its digest in this process
+    differs from ``digest``, the digest in the main process. The digest covers the data files that
+    the experiment reads. The caller holds `_lock`.
     """
     try:
         experiment: Experiment = pickle.loads(body)
     except (ImportError, AttributeError) as error:
         raise InputError(f"{_worker_name()} cannot load the experiment: {error}") from None
-    # Read data files now, under the lock, so that all threads share what was read.
+    # Read data files now, while the caller holds `_lock`, so that all threads share what was read.
     for problem in {id(c.problem): c.problem for c in experiment.curves}.values():
         problem.environment.facts(problem.silos, experiment.horizon)
     if experiment.digest() != digest:
@@ -267,15 +271,16 @@ Round = Callable[[list[RunBatch], bool], Generator[Finished, None, Left]]
 def run_all_rounds(
     experiment: Experiment, batches: list[RunBatch], run_round: Round
 ) -> Iterator[Finished]:
-    """Run all batches by ``run_round``, and yield them as they finish.
+    """Run all batches by ``run_round``, and yield each batch as it finishes.
 
-    Batches whose workers died are run again, one curve at a time, while nothing else runs. At the
-    end, an EngineError names the curves that still kill their workers.
+    A batch that killed too many workers is run again, split into batches of one curve, while
+    nothing else runs. At the end, an EngineError names the curves that still kill their workers.
     """
     unfinished = yield from run_round(batches, False)
-    waiting = deque([*_single_curves(s.work for s in unfinished.poisoned), *unfinished.untried])
+    poisoned_work = (poison.work for poison in unfinished.poisoned)
+    waiting = deque([*_single_curves(poisoned_work), *unfinished.untried])
     poison_batches: list[PoisonBatch] = []
-    # `run_round` leaves batches untried only if many died and none was finished.
+    # `run_round` leaves batches untried only if `HOPELESS` or more died and none was finished.
     any_finished = not unfinished.untried
     while waiting and (any_finished or len(poison_batches) < HOPELESS):
         died = (yield from run_round([waiting.popleft()], True)).poisoned
