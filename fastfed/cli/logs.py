@@ -90,7 +90,7 @@ def _cells(row: LogValue) -> tuple[str, ...]:
         row.label,
         f"{value.value:.4g}",
         f"{value.stderr:.2g}",
-        # Without any reward the normal interval would be a point.
+        # If none of the evaluated actions was rewarded, low and high are NaN.
         _interval(value.low, value.high) if value.rewarded else "",
         "" if value.bounded is None else _interval(*value.bounded),
         f"{row.normalised.value:.4g}",

@@ -192,9 +192,9 @@ class PrivateLinUCB:
         actions : array_like, shape (K, d), optional
             Features of each action, for an agent with ``dimension``.
         subject : str or int, optional
-            Who the person is. Only the first decision for a person is learned from, or with
-            "user-bit" the first ``returning`` ones. If the service gives no subjects, it promises
-            that nobody comes twice.
+            Who the person is. The agent learns only from the first decision for a person, or with
+            the protocol "user-bit" from the first ``returning`` decisions (a key of ``system``).
+            If the service gives no subjects, it promises that nobody comes twice.
         record : mapping, optional
             The person's record, for an agent with ``columns``.
         among : sequence of str, optional
@@ -254,8 +254,8 @@ class PrivateLinUCB:
     def advance(self) -> int:
         """Make all releases whose periods are over; return the number of releases made so far.
 
-        ``select`` and ``observe`` do this when a period is over, so a service needs to call it only
-        to release in time while nobody comes.
+        ``select`` and ``observe`` do this when a period is over. So a service needs to call
+        ``advance`` only to release in time while it calls neither of them.
 
         Raises
         ------
@@ -373,9 +373,10 @@ class PrivateLinUCB:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return the value of an agent's setting as plain data; raise InputError if JSON has no such.
+    """Return the value of an agent's setting as plain data that JSON can hold.
 
-    ``key`` is the name of the setting, for the message.
+    Raises InputError if JSON cannot hold the value. ``key`` is the name of the setting, for the
+    message.
     """
     value = plain(value)
     if key in ("period", "reward_deadline") and type(value) is not int:

@@ -49,9 +49,9 @@ class ClockedSilo(SiloParty):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # ---- State saved in the store: survives a restart.
-        #: For views 0, 1, ...: the number of this silo's report in the view.
+        #: Entry v: number of this silo's report in view v; 0 if the view has none. View 0 is empty.
         self._own_numbers = [0]
-        #: Numbers of all silos' reports in the last view.
+        #: For each silo, the number of its report in the last view.
         self._numbers: tuple[int, ...] = (0,) * self.plan.silos
 
     @property
@@ -95,10 +95,11 @@ class ClockedSilo(SiloParty):
         return self._checked_numbers(body)[silo]
 
     def _report_problem(self, release: int, body: Broadcast) -> str:
-        """Return the text of an alarm if the report numbers of a view are wrong; else empty.
+        """Return an alarm text if a report number in view ``release`` is wrong; else "".
 
-        If the view has a new report of a silo, the silo's number must be larger than before.
-        Otherwise it must be unchanged. In both cases it must not exceed the planned number.
+        If the view has a new report of a silo, the report's number must be larger than the number
+        of this silo's report in the view before. Otherwise both numbers must be equal. In both
+        cases the number must not exceed the planned one: the number if no report is late.
         """
         changed = {entry.silo for entry in body.entries}
         planned = clocks_of(self.deployed).reports[release].tolist()
@@ -128,12 +129,15 @@ class ClockedSilo(SiloParty):
         return self.released
 
     def _last_closed(self, kind: str, now: float) -> int:
-        """Return the last leaf that a receipt may name, or the last view for other messages."""
+        """Return the largest number that a message may have: of a leaf in a receipt, or of a view.
+
+        A message with a larger number is refused: the moment of this number is not over.
+        """
         last_leaf = super()._last_closed(kind, now)
         if kind == "receipt":
             return last_leaf
-        # News messages are numbered by views. The moment of a sealed leaf is over, even if the
-        # clock was set back.
+        # Other messages have the number of a view, that is, of a moment. If this silo has sealed a
+        # leaf, the moment at which the leaf closed is over, even if the clock was set back since.
         closes = self.deployed.document.calendar.closes
         moment = bisect_left(closes, self.calendar.closes[last_leaf - 1]) + 1 if last_leaf else 0
         return max(self.deployed.document.calendar.closed(now), moment)
@@ -141,8 +145,8 @@ class ClockedSilo(SiloParty):
     def status(self, now: float | None = None) -> dict[str, object]:
         """Return the state as `SiloParty.status` does, and numbers of views and reports.
 
-        ``views`` is the number of views that this silo has. ``reports`` has the number of this
-        silo's report in the last view, and the count of its reports in the whole plan.
+        ``views``: the number of views that this silo has received. ``reports``: the number of this
+        silo's report in the last view, and how many reports it makes in the whole plan.
         """
         reports = [self._own_numbers[-1], self.leaves]
         return super().status(now) | {"views": self.released, "reports": reports}
@@ -162,13 +166,14 @@ class ClockedHub(Hub):
     ) -> None:
         super().__init__(deployed, secret, noise=noise)
         # ---- State recomputed from the log.
-        #: (silo, digest of a report) -> number of the report.
+        #: (silo, digest of a report) -> number of the report. A silo numbers its reports from 1.
         self._number_of: dict[tuple[int, bytes], int] = {}
-        #: Number of the last report of each silo, in the order of silos.
+        #: For each silo, the number of its last report that the hub has; 0 for none.
         self._last_numbers = [0] * self.plan.silos
-        #: For views 0, 1, ...: the numbers of the silos' reports in the view.
+        #: Entry v: for each silo, the number of its report in view v; 0 for none. View 0 is empty.
         self._numbers: list[tuple[int, ...]] = [(0,) * self.plan.silos]
-        #: Silo -> number and values (s,) of its report in the last view, before capping.
+        #: Silo -> number and values (s,) of its report in the last view, before the values are
+        #: scaled down to the plan's cap.
         self._view_reports: dict[int, tuple[int, np.ndarray]] = {}
 
     @cached_property
@@ -200,9 +205,10 @@ class ClockedHub(Hub):
         return int(clocks_of(self.deployed).reports[view, silo])
 
     def _missing(self, release: int) -> list[int]:
-        """Return the silos whose reports of a moment are missing.
+        """Return the silos whose report is due at moment ``release`` but is missing.
 
-        The signatures of their `Seen` are checked when the set is opened, and not at each message.
+        A report without the silo's `Seen` message counts as missing. Signatures of `Seen` messages
+        are checked when the hub opens the set, and not at each message.
         """
         keys = ((self._planned_number(release, i), i) for i in self._due(release))
         return [key[1] for key in keys if key not in self.reports or key not in self.seen]
@@ -210,9 +216,10 @@ class ClockedHub(Hub):
     # ---- exchanges -------------------------------------------------------------------------------
 
     def _open_next_set(self, release: int, now: float) -> Step:
-        """Open the set of an exchange: each silo's newest report, unless an earlier set has it.
+        """Open the set of exchange ``release``: fix the new reports that enter the view.
 
-        Reports of later moments are not in the set.
+        These are the newest report of each silo, up to the exchange's moment. A silo whose newest
+        report is in an earlier set adds none.
         """
         if not self._silos_could_join(now):
             return Step()
@@ -222,14 +229,15 @@ class ClockedHub(Hub):
             return Step()
         entries = []
         for silo, previous in enumerate(self._numbers[release - 1]):
-            last = previous if silo in self.left_silos else self._planned_number(release, silo)
-            newest = next((k for k in range(last, previous, -1) if self._has_reported(k, silo)), 0)
+            # Numbers up to `upper` may enter. A silo that has left adds no further report.
+            upper = previous if silo in self.left_silos else self._planned_number(release, silo)
+            newest = next((k for k in range(upper, previous, -1) if self._has_reported(k, silo)), 0)
             if newest:
                 entries.append(entry_of(silo, self.reports[newest, silo]))
         return Step((Write("set", str(release), self.signed(release, Opened(tuple(entries)))),))
 
     def _is_collected(self, view: int, now: float) -> bool:
-        """Return True once the hub waits for no further report of a view's moment."""
+        """Return True once the hub waits for no further report that is due at a view's moment."""
         calendar = self.deployed.document.calendar
         if now < calendar.closes[view - 1]:
             return False
@@ -244,9 +252,10 @@ class ClockedHub(Hub):
         )
 
     def _compute_release(self, release: int, opened_set: Opened) -> np.ndarray:
-        """Return the values (s,) of a view: the sum of every silo's latest report.
+        """Return the values (s,) of view ``release``: the sum of every silo's latest report.
 
-        Reports are added in the order of silos, so that rounding errors are always the same.
+        If the plan has a cap, each report is first scaled down to the cap. Reports are added in the
+        order of silos, so that rounding errors are always the same.
         """
         capped = [
             self._cap_report(values, number, silo)
@@ -279,7 +288,8 @@ class ClockedHub(Hub):
     def fold(self, write: Write) -> None:
         """Apply an entry of the log to the state; see `Hub.fold`.
 
-        The set of an exchange must have only reports that are newer than those in the last view.
+        An entry of the kind "set" lists the reports that enter the next view. Each report in it
+        must be newer than the report of the same silo in the last view.
         """
         super().fold(write)
         if write.kind == "report":
@@ -303,7 +313,8 @@ class ClockedHub(Hub):
         """Return what the hub waits for at time ``now``, as a row of `progress.WAITS`."""
         waits = super()._waits(now)
         release = len(self.broadcasts) + 1
-        # If no report is due, or the hub waits for no further report, it waits for the next moment.
+        # In the state "open" no report is due. In the states "reports" and "too-few" the hub may
+        # have stopped waiting for late reports. In both cases it waits for the next moment.
         if waits["state"] == "open" or (
             waits["state"] in ("reports", "too-few") and self._is_collected(release, now)
         ):
@@ -341,8 +352,8 @@ class ClockedHub(Hub):
     def silent(self, now: float) -> dict[str, float]:
         """Return the silos that have been silent for long, and when their next reports were due.
 
-        These are the silos whose next report is late by more than the grace period, and by more
-        than the period that the report is about.
+        The next report of such a silo is late by more than the grace period, and by more than the
+        length of the silo's period in which the report's records were collected.
 
         Returns
         -------
@@ -350,9 +361,10 @@ class ClockedHub(Hub):
             Silo -> seconds since 1970.
         """
         silent, grace = {}, self.deployed.document.calendar.grace
-        names = zip(self.last_reports().items(), self._calendars, strict=True)
-        for silo, ((name, k), calendar) in enumerate(names):
-            # Report k + 1 is about the period from times[k] to times[k + 1].
+        reports_and_calendars = zip(self.last_reports().items(), self._calendars, strict=True)
+        for silo, ((name, k), calendar) in enumerate(reports_and_calendars):
+            # Report k is the last one that the hub has. Report k + 1 is about the records from
+            # times[k] to times[k + 1].
             times = (calendar.start, *calendar.closes)
             if k == len(calendar.closes) or silo in self.left_silos:
                 continue

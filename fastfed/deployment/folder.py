@@ -225,7 +225,7 @@ def ledger_of(
             f'"{dataset}"; leave it out'
         )
     checked_copy(note, file).close()
-    # A note of an earlier version has no identity: it can be compared only by the file.
+    # A note of an earlier version lacks the ledger's identity, so compare only the two files.
     if not note.identity and note.ledger.is_file() and not file.samefile(note.ledger):
         raise InputError(
             f"the ledger must be {note.ledger}, to which these records are charged, got {file}"
@@ -386,7 +386,7 @@ def export_model(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, or there has been no release yet.
+        If ``folder`` is not the folder of a silo, or there has been no release yet.
     """
     target = Path(folder)
     try:
@@ -432,7 +432,7 @@ def leave(folder: str | Path) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If it is not the folder of a silo, or a process other than the silo uses its files.
+        If ``folder`` is not the folder of a silo, or a process other than the silo uses its files.
     """
     target = Path(folder)
     try:
@@ -498,7 +498,8 @@ def extended(
     document = document_of(
         _without_unused_keys({**_earlier_tables(earlier, tables), **tables}, tables)
     )
-    # Derive the plan without a start first, to check whether it can start from the earlier model.
+    # First derive the new plan as if it started without a model. Then check whether it can start
+    # from the earlier plan's model.
     no_start_reason = no_start(document, checked(document, {}).plan, earlier)
     if not broadcast:
         no_start_reason = no_start_reason or "no-release"
@@ -570,7 +571,7 @@ def last_broadcast(folder: str | Path) -> tuple[DeployedPlan, bytes]:
     Raises
     ------
     InputError
-        If it is the folder of a helper, or has no plan.
+        If ``folder`` is the folder of a helper, or has no plan.
     """
     target = Path(folder)
     if not (target / PLAN).exists():
@@ -609,8 +610,9 @@ def check_room(
     if limits is None:
         raise InputError(f'no ceiling is set for dataset "{dataset}": give --epsilon and --delta')
     epsilon, delta = limits
-    # Leave out charges of this plan's releases, which are parts of the whole plan's charge. Count
-    # the second charges of this plan, which follow a loss of reports, in addition.
+    # The charge of the whole plan, added last, includes the charges of this plan's releases 1, 2,
+    # ..., which are left out here. If records were lost, the ledger also has second charges of the
+    # whole plan, with negative numbers of releases: count them in addition.
     charges = [c for c in ledger.charges(dataset) if c.plan != plan.digest]
     charges += [c for c in ledger.charges(dataset) if c.plan == plan.digest and c.release < 1]
     charges.append(charge_of(plan.executed, plan.digest, dataset, -1))
@@ -638,8 +640,9 @@ def prepare(folder: str | Path, plan: DeployedPlan, old_plan: str | Path) -> Non
     Raises
     ------
     InputError
-        If ``old_plan`` does not hold the plan that is continued, or has a different broadcast of
-        the release from which the new plan starts.
+        If ``plan`` continues no other plan, ``old_plan`` does not hold the plan that is continued,
+        or both folders are the same. Also if the new plan starts from a broadcast of the earlier
+        plan, and ``old_plan`` has a different broadcast of the same release.
     """
     target, old_folder = Path(folder), Path(old_plan)
     earlier, extends = plan.earlier, plan.document.extends
@@ -690,15 +693,15 @@ def join(
     folder : str or Path
     plan_file : str or Path
     ceiling : tuple of (float, float), optional
-        (epsilon, delta) of a silo's dataset. By default the ceiling in the ledger.
+        (epsilon, delta) of a silo's dataset. By default the ceiling that the ledger has.
     dataset : str, optional
         The dataset in the ledger. By default "records", or the dataset of ``extends``.
     ledger : str or Path, optional
         A ledger that several folders share. By default the ledger in the folder, or the ledger of
         ``extends``.
     extends : str or Path, optional
-        The party's folder of the plan that this plan continues. The new folder gets its secret, and
-        uses its ledger and dataset.
+        The party's folder of the plan that this plan continues. The secret of that folder is copied
+        to the new folder. A silo by default also keeps the ledger and the dataset of that folder.
     second_ledger : bool
         True to charge a different ledger or dataset than the earlier plan did. The ledger records
         this.
@@ -711,9 +714,9 @@ def join(
     Raises
     ------
     InputError
-        If the plan does not verify, a silo has no ceiling, its ledger is not the ledger of the
-        folder or of the earlier plan, or a plan that continues another would exceed the ceiling.
-        Nothing is written then, except the secret of a new folder.
+        If the plan does not verify; if a silo has no ceiling, or its ledger is not the ledger of
+        the folder or of the earlier plan; or if a plan that continues another would exceed the
+        ceiling. Nothing is written then, except the secret of a new folder.
     """
     target, plan = Path(folder), load(plan_file)
     if extends is not None:

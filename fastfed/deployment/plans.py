@@ -325,7 +325,7 @@ class DeployedPlan:
         return self.silos.index(choice("silo", name, self.silos))
 
     def identity(self, name: str, seed: bytes) -> Identity:
-        """Derive a party's keys from its secret, and check them against its public keys.
+        """Derive a party's keys from its secret ``seed``; check them against its public keys.
 
         Raises
         ------
@@ -490,7 +490,7 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
         raise InputError(
             f"calendar must have one of closes, period and round, got {show(given_keys)}"
         )
-    # Rounds or, with clocks, ticks after which a release is made.
+    # Release k is made after ends[k - 1] rounds or, with clocks, ticks.
     if isinstance(plan, ClockedPlan):
         ends = plan.clocks.ticks.tolist()
     else:
@@ -509,11 +509,13 @@ def _calendar(plan: Plan, table: dict[str, Any]) -> Calendar:
             )
         counts = ends if key == "round" else range(1, len(ends) + 1)
         closes = [start + seconds * count for count in counts]
-    # By default, a reward may take the longest period, and the grace time is the shortest period.
+    # Defaults: rewards are accepted until one longest period after a decision, and the grace time
+    # is the shortest period.
     periods = np.maximum(np.diff([start, *closes]), 1)
     grace, longest = (int(periods.min()), int(periods.max())) if len(periods) else (0, 0)
     if isinstance(plan, ClockedPlan) and len(closes) == len(ends):
-        # With clocks, the hub waits only a short time for the reports of an exchange.
+        # With clocks, the hub waits only a short time for the reports of an exchange. A silo's
+        # period is the time between two closes at which this silo sends a report.
         grace = min(GRACE_WITH_CLOCKS, int(periods.min()))
         closes_by_silo = (np.array(closes)[sends > 0] for sends in plan.clocks.sends.T)
         longest = max(int(np.diff([start, *times]).max()) for times in closes_by_silo)
@@ -617,9 +619,10 @@ def _executed(document: Document) -> Executed:
 
 
 def _with_earlier_defaults(keys: dict[str, Any]) -> dict[str, Any]:
-    """Add the keys that a plan file of an earlier version lacks, with the values of that version.
+    """Return `Document.keys` plus the keys that a plan file of an earlier version lacks.
 
-    Such a file has the key ``tie_bonus`` but not the key ``sieve``.
+    Their values are those that the earlier version used. A plan file is of an earlier version if it
+    has the key ``tie_bonus`` but not the key ``sieve``.
     """
     if "tie_bonus" not in keys or "sieve" in keys:
         return keys
@@ -666,7 +669,11 @@ def _check_parties(document: Document) -> None:
 
 
 def _check_document(document: Document, plan: Plan) -> None:
-    """Raise InputError if the helper, ``least``, calendar or schema do not fit the plan."""
+    """Raise InputError if a document's choices do not fit its plan.
+
+    These are the helper, the smallest number of reporting silos (``least``), the calendar, the
+    schema, ``explore`` and ``influence``.
+    """
     if document.helper is not None and not added_up(plan):
         raise InputError(f'protocol "{plan.protocol.id}" has no use for a helper')
     least = integer("least", document.least, at_least=1, at_most=plan.silos)
@@ -677,7 +684,7 @@ def _check_document(document: Document, plan: Plan) -> None:
         )
     check_least(plan, least, masked=added_up(plan) and document.helper is None)
     calendar, schema = document.calendar, document.schema
-    # `check_sizes` has compared the closes of a plan with clocks.
+    # If the plan has clocks, `check_sizes` has already checked the number of closes.
     if len(calendar.closes) != plan.releases and not isinstance(plan, ClockedPlan):
         raise InputError(
             f"calendar must close {plan.releases} leaves, one for each release of the plan, "

@@ -33,7 +33,8 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
     declared : mapping or None
         The value of the option; None is an empty mapping.
     key : {"ranges", "where"}
-        Name of the option. Only in an interval of ``where``, low may equal high.
+        Name of the option. In an interval [low, high] of ``where``, low may equal high; in one of
+        ``ranges`` it may not.
     """
     if declared is None:
         return {}
@@ -44,19 +45,19 @@ def declared_columns(table: Table, declared: Any, key: str = "ranges") -> Declar
     checked: Declared = {}
     for name, value in declared.items():
         table.check_name(key, name)
-        where = f"{key}.{name}"
+        option = f"{key}.{name}"
         entries = list(value) if isinstance(value, (list, tuple)) else []
         if entries and all(isinstance(entry, str) for entry in entries):
             if len(set(entries)) < len(entries) or (MISSING - NEW_MARKERS) & set(entries):
-                raise InputError(f"{where} must name each category once, got {show(value)}")
+                raise InputError(f"{option} must name each category once, got {show(value)}")
             checked[name] = entries
         elif len(entries) == 2:
-            low, high = rising(where, value, equal=key == "where")
+            low, high = rising(option, value, equal=key == "where")
             if key != "where" and not math.isfinite(high - low):
-                raise InputError(f"{where} spans more than a float64 can hold")
+                raise InputError(f"{option} spans more than a float64 can hold")
             checked[name] = low, high
         else:
-            raise InputError(f"{where} must be [low, high] or a list of texts, got {show(value)}")
+            raise InputError(f"{option} must be [low, high] or a list of texts, got {show(value)}")
     return checked
 
 
@@ -122,8 +123,10 @@ def with_missing(table: Table, missing: Any, declared: Sequence[Declared] = ()) 
 def selected(table: Table, where: Declared) -> Table:
     """Return a table of the records that fit all entries of ``where``.
 
-    The table has a further note, which counts the records that were left out. Raises InputError if
-    a cell that must be a number is not one, and if all records are left out.
+    ``where`` is the option of this name: columns -> interval or list of texts. The field
+    `Table.where` is something else, the file and line of each record. The returned table has a
+    further note, which counts the records that were left out. Raises InputError if a cell that must
+    be a number is not one, and if all records are left out.
     """
     if not where:
         return table
@@ -162,9 +165,10 @@ def selected(table: Table, where: Declared) -> Table:
 
 
 def _fits(table: Table, name: str, row: int, declared: tuple[float, float] | list[str]) -> bool:
-    """Return True if the cell in column ``name`` of a row fits ``declared``, an entry of ``where``.
+    """Return True if the cell in column ``name`` of a row fits ``declared``.
 
-    ``declared`` is an interval of numbers, or a list of texts.
+    ``declared`` is the entry of this column in the option ``where``: an interval of numbers, or a
+    list of texts.
     """
     cell = table.cells[row][table.positions[code(name)]]
     if isinstance(declared, list):
@@ -203,8 +207,8 @@ def bin_names(edges: Sequence[float]) -> list[str]:
 def binned(table: Table, label: str, edges: Sequence[float]) -> tuple[np.ndarray, str]:
     """Return the classes, int64 (n,), of records whose label is a number, and a note.
 
-    The class of a record is the number of ``edges`` that are at most its label. The note is for the
-    certificate, and names the classes.
+    The class of a record is the number of entries of ``edges`` that are not larger than the
+    record's label. The note is for the certificate, and names the classes.
     """
     classes = []
     for cell, where in zip(table.complete("label", label), table.where, strict=True):

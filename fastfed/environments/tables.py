@@ -155,9 +155,10 @@ class Table:
         )
 
     def mixed(self, name: str) -> str:
-        """Return the first cell that is no number in a column of mostly numbers.
+        """Return where a column of mostly numbers first has a cell that is no number.
 
-        The result is a text "file:line 'cell'". It is empty for other columns.
+        The result is a text "file:line 'cell'". It is empty if such cells are half of all cells or
+        more. Missing cells are not such cells. The column must have at least one such cell.
         """
         cells = self.column(name)
         text_rows = [
@@ -260,8 +261,8 @@ def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> 
     """Return the SHA-256 of the bytes of a file, or of the names and cells of any other table.
 
     For an SQLite file, names and cells are hashed, since its write-ahead log may have rows that the
-    file lacks. If earlier versions of fastfed read the bytes of a file in a different way, a marker
-    is hashed after the bytes, so that the digest differs from theirs.
+    file lacks. If earlier versions of fastfed read the bytes of a file in a different way, a fixed
+    text is hashed after the bytes, so that the digest differs from theirs.
     """
     if isinstance(data, (str, Path)) and os.path.isfile(data):
         content = file_content(Path(data), str(data))
@@ -271,7 +272,7 @@ def digest_of(data: Any, sheet: str | None = None, table: str | None = None) -> 
                 digest.update(b"\0missing values and texts as in the second reader")
             return digest.hexdigest()
     read = read_table(data, True, sheet, table)
-    # Markers that earlier versions read as values are written as missing.
+    # A cell such as "N/A", which means missing but was a value in earlier versions, counts as "".
     cells = [["" if c in NEW_MARKERS else code(c) for c in row] for row in read.cells]
     return hashlib.sha256(repr((read.names, cells)).encode()).hexdigest()
 
@@ -505,7 +506,10 @@ _ADVICE_BY_CLASS = {
 
 
 def _is_frame(data: object) -> bool:
-    """Return True if an object has named columns, as all frames have; narwhals checks it later."""
+    """Return True if an object has named columns, as all frames have.
+
+    narwhals later checks whether the object is a frame.
+    """
     # Look at the class first: reading `columns` of a polars LazyFrame warns and may take long.
     names = "__dataframe__", "__arrow_c_stream__", "columns"
     return any(hasattr(type(data), name) for name in names) or hasattr(data, "columns")
@@ -582,5 +586,5 @@ def _cell_text(value: Any) -> str:
     """Return the value of a cell as text: numbers with all digits, and "" for NaN."""
     if is_missing(value, (str(value),)):
         return ""
-    # Truth values are words as CSV files have them, which is how earlier versions read them.
+    # Truth values become the words "True" and "False", as in CSV files and in earlier versions.
     return str(value) if isinstance(value, bool) else code(value)

@@ -33,7 +33,8 @@ def ucb_scores(
     actions : array_like, shape (K, d) or (n, K, d)
         Features of a set of actions, or of n sets; float32 and float64 arrays are not copied.
     factor : array_like, shape (d, d) or (m, d, d)
-        W of V, as returned by inverse_factor, or a stack of m factors.
+        The inverse factor W of V, as returned by inverse_factor (V^-1 = W'W), or a stack of the
+        factors of m models.
     theta : array_like, shape (d,) or (m, d)
         Estimate of each model.
     radius, second_radius : float
@@ -56,7 +57,7 @@ def ucb_scores(
 
     Notes
     -----
-    Source: Abbasi-Yadkori et al. 2011, Section 3; the second bonus is 0 in the papers.
+    Source: Abbasi-Yadkori et al. 2011, Section 3, which has no second bonus (second_radius = 0).
     """
     compiled: np.ndarray | None = checked.scores(
         actions, factor, theta, radius, second_radius, trusted
@@ -150,35 +151,37 @@ def _checked_arguments(
     trusted: bool,
     shared: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, float]:
-    """Return the arguments of the scores, checked and converted: three arrays and both radii.
+    """Return the arguments of `ucb_scores`, checked and converted to arrays and floats.
 
-    With ``shared``, one set of actions may be scored under several models.
+    The result is (actions, factor, theta, radius, second_radius). With ``shared``, one set of
+    actions may be scored under several models.
     """
     if not isinstance(factor, np.ndarray):
         factor = array("factor", factor, finite=False)
-    stacks = factor.ndim == 3 and (shared or axes("actions", actions) == 3)
-    if factor.ndim == 3 and not stacks:
+    is_stack = factor.ndim == 3 and (shared or axes("actions", actions) == 3)
+    if factor.ndim == 3 and not is_stack:
         raise InputError(
             f"actions must hold a set for each of {len(factor)} models, ({len(factor)}, K, d), got "
             f"shape {np.shape(actions)}: ucb_scores takes one set under several models"
         )
-    models = factor.shape[:-2] if stacks else ()
-    w = array("factor", factor, shape=(*models, None, None), finite=not trusted)
-    if 0 in models:
+    # The shape of the stack of models: (m,), or () for one model.
+    stack_shape = factor.shape[:-2] if is_stack else ()
+    w = array("factor", factor, shape=(*stack_shape, None, None), finite=not trusted)
+    if 0 in stack_shape:
         raise InputError(f"factor must hold at least one model, got shape {w.shape}")
-    d = square("factor", w[0] if models else w)
+    d = square("factor", w[0] if stack_shape else w)
     if not trusted:
         triangular(w)
     sets = action_sets(actions, d)
-    if models and sets.ndim == 3 and len(sets) != models[0]:
+    if stack_shape and sets.ndim == 3 and len(sets) != stack_shape[0]:
         raise InputError(
-            f"actions of {models[0]} models must be one set, (K, d), or {models[0]} sets, "
-            f"got shape {sets.shape}"
+            f"actions of {stack_shape[0]} models must be one set, (K, d), or {stack_shape[0]} "
+            f"sets, got shape {sets.shape}"
         )
     return (
         sets,
         w,
-        array("theta", theta, shape=(*models, d), finite=not trusted),
+        array("theta", theta, shape=(*stack_shape, d), finite=not trusted),
         number("radius", radius, at_least=0),
         number("second_radius", second_radius, at_least=0),
     )

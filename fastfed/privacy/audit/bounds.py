@@ -126,7 +126,7 @@ def epsilon_lower_bound(
     """Compute a lower bound on epsilon from the counts of one event on two neighbouring datasets.
 
     The bound is max(0, ln((low - delta) / high)), where low is a lower bound on the event's
-    probability on the first dataset, and high an upper bound on the second.
+    probability on the first dataset, and high is an upper bound on its probability on the second.
 
     Parameters
     ----------
@@ -138,8 +138,9 @@ def epsilon_lower_bound(
     delta : float
         In [0, 1).
     confidence : float
-        In (0, 1). low and high are one-sided Clopper-Pearson bounds at (1 - confidence) / 2 each,
-        so both hold with this probability.
+        In (0, 1). low and high are one-sided Clopper-Pearson bounds, each of which fails with
+        probability at most (1 - confidence) / 2. So both hold with probability ``confidence`` or
+        more.
 
     Returns
     -------
@@ -303,6 +304,8 @@ def judged(
     """Return the `AuditResult` for a lower bound on epsilon.
 
     The verdict is "caught" if ``bound`` is above ``claimed_epsilon``, else "pass".
+    ``largest_bound`` is the largest bound that ``trials`` runs could give; None if the audit counts
+    no events.
     """
     claimed = number("claimed_epsilon", claimed_epsilon, at_least=0)
     verdict = "caught" if bound > claimed else "pass"
@@ -310,9 +313,9 @@ def judged(
 
 
 def _statistics_of(name: str, runs: Runs, trials: int | None) -> np.ndarray:
-    """Return the statistics (n,) of n runs, for which ``runs`` is called if it is a function.
+    """Return the statistics (n,) of n runs: the array ``runs``, or the result of ``runs(trials)``.
 
-    A function is called with n = ``trials``. ``name`` is the argument's name in messages.
+    ``name`` is the argument's name in messages.
     """
     if not callable(runs):
         return array(name, runs, ndim=1)
@@ -503,7 +506,8 @@ def _projected_statistics(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the default statistics of `audit_function`: arrays (trials,) for both datasets.
 
-    A statistic is the projection of a run's output on the difference of the mean outputs.
+    A statistic is the projection of a run's output on the difference of the mean outputs, with each
+    entry divided by its variance. If entries without noise differ, only these entries are used.
     """
     fit_count = max(2, int(trials * _FIT_FRACTION))
     # The direction comes from separate runs, which are not audited.

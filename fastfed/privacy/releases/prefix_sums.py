@@ -53,7 +53,7 @@ def prefix_nodes(release: int) -> tuple[int, ...]:
 def depth(releases: int) -> int:
     """Return kappa = floor(log2(releases)) + 1, the number of levels of the tree.
 
-    It is 0 without releases. The paper's 1 + log(T/B) means the logarithm to base 2.
+    It is 0 without releases. In zhou-chowdhury-2024 it is 1 + log(T/B), with log to base 2.
     """
     return tree_levels(integer("releases", releases, at_least=0))
 
@@ -182,10 +182,10 @@ def node_count(releases: int) -> int:
 
 
 def node_number(release: int, level: int) -> int:
-    """Return the number of a node in the order of completion, from 1. It is the key of its noise.
+    """Return the number of a node in the order of completion, from 1.
 
-    The number does not depend on K. Release 1 completes node 1; release 2 completes nodes 2 (its
-    leaf) and 3 (leaves 1 and 2).
+    This number is the key of the node's noise. It does not depend on K. Release 1 completes node 1;
+    release 2 completes nodes 2 (its leaf) and 3 (leaves 1 and 2).
     """
     top = node_level(release)
     level = integer("level", level, at_least=0, at_most=top)
@@ -195,17 +195,20 @@ def node_number(release: int, level: int) -> int:
 def _squared_leaf_effect(size: int, inner: int) -> float:
     """Return the squared sensitivity s^2 / u of a released block to one leaf in it.
 
-    ``size`` is G, the block's level plus 1, and ``inner`` is G', the same number of the next
-    smaller released block around the leaf, or 0 without one. See "Honaker's estimator" above.
+    Given the earlier releases, s is the shift of the block's mean per unit in the leaf, and u is
+    the block's variance. ``size`` is G, the block's level plus 1. ``inner`` is G', the level plus 1
+    of the next smaller released block around the leaf, or 0 without one. See "Honaker's estimator"
+    above.
     """
     return 3 * ((1 << size) - (1 << inner)) ** 2 / ((1 << 2 * size) - 1)
 
 
 @cache
 def _worst_nesting(size: int) -> tuple[float, int]:
-    """Return the largest squared sensitivity W(size) to one leaf, and the G' that attains it.
+    """Return (W(size), G'): the largest squared sensitivity to one leaf, and G' that attains it.
 
-    ``size`` is G, the level plus 1 of the leaf's largest block; see "Honaker's estimator" above.
+    ``size`` is the level plus 1 of the largest released block around the leaf. G' is the level plus
+    1 of the next smaller one, or 0 without one. See "Honaker's estimator" above.
     """
     if size == 0:
         return 0.0, 0
@@ -235,16 +238,18 @@ def honaker_sensitivity_squared(releases: int) -> float:
 
 
 def honaker_worst_leaf(releases: int) -> int:
-    """Return a leaf, from 1, to which the prefix sums have the largest sensitivity.
+    """Return the number of a leaf to which the prefix sums have the largest sensitivity.
 
-    It attains `honaker_sensitivity_squared`.
+    Leaves are numbered from 1. The squared sensitivity to this leaf is
+    `honaker_sensitivity_squared`.
     """
     releases = integer("releases", releases, at_least=1)
+    # Start with the largest block, of level size - 1, and its first leaf.
     size, leaf = depth(releases), 1
     while size:
         inner = _worst_nesting(size)[1]
-        # The largest released block around the leaf has level size - 1, and the next smaller one
-        # level inner - 1. The blocks in between must not be released, so they are right children.
+        # A released block around the leaf has level size - 1, and the next smaller one level
+        # inner - 1. The blocks in between must not be released, so they are right children.
         leaf += ((1 << size - 1) - (1 << inner)) if inner < size - 1 else 0
         size = inner
     return leaf
@@ -254,8 +259,9 @@ def honaker_group_sensitivity_squared(leaves: Iterable[int], releases: int) -> f
     """Return the squared sensitivity of all of Honaker's prefix sums to a group of records.
 
     The unit is the squared sensitivity of one leaf to one record. ``leaves`` has the leaf of each
-    record. The result is exact. It is the sum over released blocks of the squared sum of s/sqrt(u)
-    over the records; see "Honaker's estimator" above.
+    record. The result is exact. In each released block, s/sqrt(u) is added up over the records,
+    where s^2/u is `_squared_leaf_effect`. The result is the sum of the squares of these totals; see
+    "Honaker's estimator" above.
     """
     releases = integer("releases", releases, at_least=0)
     shifts: defaultdict[int, float] = defaultdict(float)
@@ -306,16 +312,18 @@ def honaker_prefix_variance(release: int) -> float:
 
 
 def honaker_combine(estimates: np.ndarray, nodes: np.ndarray) -> None:
-    """Compute Honaker's estimate of the largest node of a release, and store it in ``estimates``.
+    """Compute Honaker's estimate of a release's largest node, and store it in ``estimates``.
+
+    It is the largest of the nodes that end at the release.
 
     Parameters
     ----------
     estimates : ndarray (levels, s)
-        The estimate of the latest block of each level, from earlier releases. Entry h is
-        overwritten, where h is the level of the node.
+        The estimate of the latest block of each level, from earlier releases. The new estimate
+        overwrites entry h, where h is the level of the largest node.
     nodes : ndarray (h + 1, s)
-        Noisy values of the nodes that `nodes_at` returns for this release, level 0 first. They may
-        also be the noises without the values; the caller then adds the exact prefix sums.
+        Noisy values of the nodes that `nodes_at` returns for this release, level 0 first. Or only
+        the noises of these nodes; the caller then adds the exact prefix sums to the results.
 
     Notes
     -----
@@ -374,18 +382,20 @@ def toeplitz_prefix_variances(releases: int) -> np.ndarray:
 def toeplitz_sensitivity_squared(releases: int) -> float:
     """Return the squared sensitivity S_K = sum_{k<K} f_k^2 of all releases to one record.
 
-    It is about (ln K + 0.577 + ln 16) / pi, and 0 without releases. It is the squared norm of the
-    first column of C, the column with the largest norm.
+    It is about (ln K + 0.577 + ln 16) / pi, and 0 without releases. Here f are the
+    `toeplitz_coefficients`. S_K is the squared norm of the first column of C (`toeplitz_factor`),
+    the column with the largest norm.
     """
     f = toeplitz_coefficients(releases)
     return float(f @ f)
 
 
 def toeplitz_prefix_noise(normals: object) -> np.ndarray:
-    """Return the noise (s,) of prefix k, given the standard normals z_1, ..., z_k, (k, s).
+    """Return the noise (s,) of prefix k, in units of noise_std.
 
-    It is sum_j f_{k-j} z_j, with f of `toeplitz_coefficients`. Draw each row once and store it, or
-    draw it again from its key: all later prefixes use it.
+    ``normals`` (k, s) has rows z_1, ..., z_k of standard normals. The noise is sum_j f_{k-j} z_j,
+    where f are the `toeplitz_coefficients`. All later prefixes use the same rows. So draw each row
+    once and store it, or draw it again from its key.
     """
     z = array("normals", normals, ndim=2)
     result: np.ndarray = toeplitz_coefficients(len(z))[::-1] @ z
@@ -484,7 +494,8 @@ class Factor:
     def encoder(self) -> np.ndarray:
         """The encoder C = B^-1 A, (K, K), lower triangular.
 
-        Row k has the weights of the leaves in the k-th sum to which noise is added.
+        B is `matrix`, and A is the lower triangular matrix of ones. Noise is added to the K sums
+        C gamma of the leaves gamma; row k of C has the weights of the leaves in the k-th sum.
 
         The float64 error of each column is at most SLACK / 10 times the largest column norm.
 
@@ -504,14 +515,13 @@ class Factor:
         from scipy.linalg import solve_triangular
 
         size = len(self)
-        lower_triangle = np.tri(size)
-        encoder = np.tril(
-            solve_triangular(self.matrix, lower_triangle, lower=True, check_finite=False)
-        )
+        a = np.tri(size)
+        encoder = np.tril(solve_triangular(self.matrix, a, lower=True, check_finite=False))
         inverse = solve_triangular(self.matrix, np.eye(size), lower=True, check_finite=False)
-        # B (C + E) = A gives E = B^-1 (A - B C). The computed residual A - B C has an error of at
-        # most K + 2 roundings of the sum of absolute products. B^-1 is needed only roughly.
-        residual = np.abs(lower_triangle - self.matrix @ encoder)
+        # Let C be the computed encoder and C + E the exact one. Then B (C + E) = A gives
+        # E = B^-1 (A - B C). The computed residual A - B C has an error of at most K + 2 roundings
+        # of the sum of absolute products. B^-1 is needed only roughly.
+        residual = np.abs(a - self.matrix @ encoder)
         residual += (size + 2) * 2.0**-53 * (np.abs(self.matrix) @ np.abs(encoder))
         error = np.abs(inverse) @ residual
         norms = np.sqrt((encoder**2).sum(axis=0))
@@ -532,8 +542,8 @@ class Factor:
         """Return a bound on the squared sensitivity of all releases to one user.
 
         The unit is the squared sensitivity of one leaf to one record. The user takes part in up to
-        ``returning`` leaves. For a user of one leaf the squared sensitivity is the largest
-        ||C_j||^2, where C_j is a column of `encoder`. For a user of the leaves S it is at most
+        ``returning`` leaves. Let C_j be column j of the `encoder` C. For a user of one leaf the
+        squared sensitivity is the largest ||C_j||^2. For a user of the leaves S it is at most
         sum_{i, j in S} |C_i' C_j|. That sum is at most |S| times the largest sum of |S| entries of
         a row of |C'C|. The result is increased slightly to cover rounding.
         """
@@ -543,7 +553,8 @@ class Factor:
         largest_norm_squared = float((self.encoder**2).sum(axis=0).max())
         if leaves == 1:
             return largest_norm_squared * (1.0 + 2.0 * SLACK)
-        # Each inner product has an error of at most 0.3 SLACK times the largest one.
+        # Rounding: each computed C_i' C_j has an error of at most 0.3 SLACK times the largest
+        # ||C_j||^2.
         largest_row_sum = float(self._products[:, :leaves].sum(axis=1).max())
         return leaves * (largest_row_sum + leaves * SLACK * largest_norm_squared)
 
@@ -576,7 +587,8 @@ def optimal_factor(
     Returns
     -------
     Factor
-        B, with entries that are multiples of ``GRID``. The columns of C have norm 1 up to rounding.
+        The matrix B, with entries that are multiples of ``GRID``. The columns of its `encoder` have
+        norm 1 up to rounding.
 
     Raises
     ------
@@ -616,7 +628,7 @@ _cached_large_factor = lru_cache(maxsize=2)(_cached_optimal_factor.__wrapped__)
 def _factor_and_encoder(
     ends: tuple[int, ...], horizon: int, saturation: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the noise matrix B and the encoder C = B^-1 A of `optimal_factor`.
+    """Return (B, C): the noise matrix and the encoder (`Factor.encoder`) of `optimal_factor`.
 
     ``ends`` are the rounds after which there is a release.
     """
@@ -629,20 +641,26 @@ def _factor_and_encoder(
 def factor_for(weights: np.ndarray) -> Factor:
     """Return the factor B with the least weighted noise, for weights (K,) > 0 of the prefix sums.
 
-    It minimises sum_k weights_k ||B_k||^2 over the rows B_k. The columns of B^-1 A have norm 1.
+    B minimises sum_k weights_k ||B_k||^2, where B_k is row k, among factors whose encoder
+    B^-1 A has columns of norm at most 1 (A: the lower triangular matrix of ones). The columns of
+    the result's encoder have norm 1.
     """
     with one_blas_thread():
         return _compute_factor(weights)
 
 
 def _compute_factor(weights: np.ndarray) -> Factor:
-    """Return the result of `factor_for`, from the optimal Gram matrix C'C of the encoder C."""
+    """Return the factor B = A C^-1 of `factor_for`, without its limit on threads.
+
+    C is computed from its optimal Gram matrix C'C. A is the lower triangular matrix of ones. The
+    entries of B are rounded to multiples of ``GRID``.
+    """
     from scipy.linalg import cholesky, solve_triangular
 
-    lower_triangle = np.tri(len(weights))
+    a = np.tri(len(weights))
     # X = C'C with C lower triangular: a Cholesky decomposition that starts at the last column.
     flipped = optimal_gram(weights)[::-1, ::-1]
     c = cholesky(flipped, check_finite=False)[::-1, ::-1]
     c = c / np.sqrt((c**2).sum(axis=0).max())
-    b = solve_triangular(c.T, lower_triangle.T, lower=False, check_finite=False).T
+    b = solve_triangular(c.T, a.T, lower=False, check_finite=False).T
     return Factor(np.tril(np.round(b / GRID) * GRID))
