@@ -494,10 +494,11 @@ class Log:
         silo_starts, order = _silo_order(silos, raw)
         # ``starts`` is the first row of u of each round, see `Rounds`.
         u, starts, available = raw.u, None, np.zeros((len(silo_starts) - 1, 0), dtype=bool)
+        sizes: Any = None if raw.sizes is None else raw.sizes[order]
         if u is not None and raw.sizes is not None:
             first_rows = np.concatenate([[0], np.cumsum(raw.sizes)])
             u = np.concatenate([u[first_rows[row] : first_rows[row + 1]] for row in order.tolist()])
-            starts = np.concatenate([[0], np.cumsum(raw.sizes[order])])
+            starts = np.concatenate([[0], np.cumsum(sizes)])
         else:
             available = np.zeros((len(silo_starts) - 1, len(raw.actions)), dtype=bool)
             for i in range(len(available)):
@@ -518,7 +519,7 @@ class Log:
             else f"each row is scaled down to norm at most {raw.norm:g}, a limit that is known "
             "without the log"
         )
-        doubts = _propensity_doubts(raw.propensities[order], silo_starts, available, raw.sizes)
+        doubts = _propensity_doubts(raw.propensities[order], silo_starts, available, sizes)
         return Rounds(
             z=raw.z[order],
             u=u,
