@@ -472,13 +472,14 @@ class SystemNoise(Once):
     def coins(
         self, silo: int, node: int, dimension: int, trials: tuple[int, int, int]
     ) -> np.ndarray:
-        """Draw exactly Bin(n, 1/2) - n/2, modulo 2^64, for each entry of one node, uint64.
+        """Draw the centred number of heads in n coin flips for each entry of one node, exactly.
 
-        ``trials`` has the n of each kind of entry, see `NoiseSource.coins`.
+        The result is Bin(n, 1/2) - n/2 modulo 2^64, as uint64. ``trials`` has the number n for each
+        of the three kinds of entries, see `NoiseSource.coins`.
         """
-        counts = fair_binomials(entries(dimension, trials))
+        centred = fair_binomials(entries(dimension, trials))
         self._once_at(silo, node)
-        return np.array([k % 2**64 for k in counts], dtype=np.uint64)
+        return np.array([k % 2**64 for k in centred], dtype=np.uint64)
 
     def point_binomials(
         self, silo: int, round: int, level: int, count: int, trials: int

@@ -619,7 +619,12 @@ def signed(rng: Random, fields: list[Any], kind: str) -> bytes:
 
 
 def guided(rng: Random, fields: list[Any], kind: str) -> None:
-    """Restore some items of the base plan in the file of a plan with other choices."""
+    """Move a plan's file towards the base plan of its kind.
+
+    ``fields`` is the file of a plan with other choices than the base plan. Some of its items get
+    the values of the base plan, or (the last case) its numbers become weighted means of both plans'
+    numbers.
+    """
     base = document(federation_of_all.plan(kind))
     choice, numbers, old = rng.randrange(7), fields[AT["numbers"]], base[AT["numbers"]]
     if choice == 0:

@@ -685,7 +685,7 @@ def _locked(path: str) -> int:
     Raises
     ------
     InputError
-        If a different process has locked it.
+        If it is locked already, by another process or by an object of this process that is open.
     """
     descriptor = os.open(path, os.O_RDWR)
     try:

@@ -269,8 +269,9 @@ def choose(
     ends = np.cumsum(weights * counts)
     total = float(ends[-1])
     target = float(draw.random_u64[index]) * 2.0**-64 * total
-    # Rounding error relative to the total: exponents are at most 745 and rounded twice, exp and the
-    # cumulative sums add n roundings, and 64 bits of the uniform are used.
+    # A bound on the rounding errors of ``target`` and ``ends``. Where exp is not 0, exponents lie
+    # in [-745, 0], and their two roundings change exp by a relative 2 * 745 * 2^-53. The rest of 1600
+    # covers exp, products, and the uniform's 64 bits; the cumulative sums add n roundings.
     slack = total * (len(costs) + 1600) * 2.0**-52
     chosen = int(np.searchsorted(ends, target, side="right"))
     if chosen < len(ends) and weights[chosen] > 0.0:

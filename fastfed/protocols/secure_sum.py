@@ -482,7 +482,9 @@ class Decoder(Once):
 
     @once
     def combine(self, messages: Sequence[Encoded]) -> np.ndarray:
-        """Return the noisy prefix sums (s,) over all silos after the next release.
+        """Make the next release from the silos' messages, and return the noisy sums (s,).
+
+        The sums are over all silos and over all batches up to this release.
 
         Raises InputError, and leaves the state unchanged, unless ``messages`` holds one message of
         each silo for that release.
@@ -512,13 +514,13 @@ class Decoder(Once):
 
     @once
     def add(self, total: object) -> np.ndarray:
-        """Return the prefix sums (s,) after the next release; ``total`` is made by `total`."""
+        """Make the next release from ``total``, made by `total`; return the noisy sums (s,)."""
         prefix = self.prefix(total)
         self.release += 1
         return prefix
 
     def prefix(self, total: object) -> np.ndarray:
-        """Return the prefix sums (s,) after the next release, as `add` does, without advancing."""
+        """Return the noisy sums (s,) of the next release, as `add` does, without making it."""
         mechanism, release = self.mechanism, self.release + 1
         if release > mechanism.releases:
             raise InputError(f"the mechanism has {mechanism.releases} releases, got one more")

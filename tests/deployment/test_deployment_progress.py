@@ -66,7 +66,7 @@ def hub_over(deployment):
 
 
 def hub_ended(deployment):
-    """Let two of three silos leave, so that no release can have enough reports."""
+    """Bring the hub to its end: two of three silos leave, so no release can have enough reports."""
     deployment.processes["silo0"].leave()
     deployment.processes["silo1"].leave()
     served(deployment, 1, ["silo2"])

@@ -146,7 +146,11 @@ def test_the_bounded_interval_is_the_binomial_one():
 
 
 def test_a_largest_weight_that_is_known_shortens_the_bounded_interval():
-    """Join two logs; the policy is deterministic only where the log has few actions."""
+    """Check a log whose largest weight is below the inverse of its smallest propensity.
+
+    Even rows: the log takes action 0 or 1 with probability 1/2, and the policy always takes action
+    0, so weights are 0 and 2. Odd rows: log and policy are uniform on 8 actions, so weights are 1.
+    """
     n = 400
     policy, propensities = np.full((n, 8), 1 / 8), np.full(n, 1 / 8)
     policy[::2], propensities[::2] = 0.0, 1 / 2

@@ -735,10 +735,11 @@ def test_constants_of_the_hidden_expert_bound() -> None:
 
 
 def test_regret_of_a_private_algorithm_exceeds_the_hidden_expert_bound() -> None:
-    """Check exponential weights with a fresh draw at epsilon/(T - 1) per round, for the best of all
-    rates.
+    """Check exponential weights that draw an expert again in every round.
 
-    Its regret has a closed form.
+    Each draw after the first spends epsilon / (T - 1). The learning rate is the largest that this
+    budget allows. If one expert never loses and all others always lose, the regret has a closed
+    form.
     """
     t, d = 200, 30
     for m, epsilon in product((1, 5, 400), (0.1, 1.0, 10.0)):

@@ -252,7 +252,8 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t done, 
 }
 
 /* Run rounds from + 1, .., to, up to ROUNDS at a time, and return the last round that was run.
- * asks: 1 if round from + 1 begins with an exchange that has not taken place yet. */
+ * asks: 1 if the exchange at the beginning of round from + 1 must be run here; 0 if there is none or
+ * if it has been run. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;
@@ -262,7 +263,7 @@ int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
     int64_t at = from;
     while (at < to) {
         int64_t n = to - at < ROUNDS ? to - at : ROUNDS, gap = 0;
-        /* 1 if no exchange comes before the first of these n rounds. */
+        /* 1 if the first of these n rounds begins without an exchange that must be run here. */
         const int64_t unasked = at == from && !asks;
         /* The expert that is followed in all n rounds; -1 if the leader changes or Hedge mixes
          * experts. */

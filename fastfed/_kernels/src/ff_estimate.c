@@ -37,7 +37,7 @@ double ff_choose_regularizer(const double *restrict statistic, double full, doub
                              int64_t d, double *restrict w, double *restrict scratch)
 {
     const int64_t p = ff_packed(d);
-    int64_t low = -1, high = 8; /* low / 8 is too small, high / 8 is large enough */
+    int64_t low = -1, high = 8; /* full low / 8 is too small, full high / 8 is not */
     while (floor > 0.0 && high - low > 1) {
         const int64_t middle = (low + high) / 2;
         const double lambda = full * (double)middle / 8.0;

@@ -596,9 +596,10 @@ def _winsorized(name: str, d: int, noise_factor: float, trials: int, seed: int) 
             mechanism.apply(values_by_world[world], flips, *u)
             for flips, u in zip(signs, uniforms, strict=True)
         ]
-        # Rotate the means again, which gives the private mean of each rotated coordinate. A vector
-        # c e_1 has all rotated coordinates c signs[0] / sqrt(d). Multiply by signs[0], so that the
-        # distribution of y is the same in every coordinate and for all signs.
+        # The mechanism rotates its mean back. Rotate the mean once more, to get the private mean of
+        # each rotated coordinate. A vector v e_1 has the value v signs[0] / sqrt(d) in every
+        # rotated coordinate. Multiply by signs[0], so that the distribution of y is the same in
+        # every coordinate and for all signs.
         y = hadamard(signs * means) / math.sqrt(d) * signs[:, :1]
         radius_bound_y = mechanism.rotated_radius, mechanism.rotated_bound, y
         columns = [x[:, 0] / math.sqrt(d) for x in values_by_world]
