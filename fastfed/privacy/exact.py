@@ -270,8 +270,8 @@ def choose(
     total = float(ends[-1])
     target = float(draw.random_u64[index]) * 2.0**-64 * total
     # A bound on the rounding errors of ``target`` and ``ends``. Where exp is not 0, exponents lie
-    # in [-745, 0], and their two roundings change exp by a relative 2 * 745 * 2^-53. The rest of 1600
-    # covers exp, products, and the uniform's 64 bits; the cumulative sums add n roundings.
+    # in [-745, 0], and their two roundings change exp by a relative 2 * 745 * 2^-53. The rest of
+    # 1600 covers exp, products, and the uniform's 64 bits; the cumulative sums add n roundings.
     slack = total * (len(costs) + 1600) * 2.0**-52
     chosen = int(np.searchsorted(ends, target, side="right"))
     if chosen < len(ends) and weights[chosen] > 0.0:
