@@ -201,9 +201,10 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
 
     c_2 and the logarithm depend on M, and are computed with M = ``silos``. d is the dimension
     before it is padded to a power of two. The proposition is unproven as printed, for three
-    reasons. First, U is smaller than Lemma C.2 needs, by 4 to 6 phases for arms on a sphere. Second,
-    the logarithm in c_1 lacks a factor 2. (A sharper bound on the covariance would reduce c_1 by
-    more than this factor adds.) Third, in phase U, rewards and chosen features are not independent.
+    reasons. First, U is smaller than Lemma C.2 needs, by 4 to 6 phases for arms on a sphere.
+    Second, the logarithm in c_1 lacks a factor 2. (A sharper bound on the covariance would reduce
+    c_1 by more than this factor adds.) Third, in phase U, rewards and chosen features are not
+    independent.
     """
     t, m, d = setting.sizes
     epsilon, delta = setting.value("epsilon"), setting.value("delta")
