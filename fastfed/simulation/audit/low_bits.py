@@ -265,7 +265,7 @@ def _rotated_mean_channel(
     root = np.sqrt(MEAN_DIMENSION)
     vectors = np.array([_vectors_to_average(records, i) for i in range(len(records))])
     rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (records, signs, n, d)
-    # cumsum adds the vectors in order, as `seeded_mean` does. Another order could round differently.
+    # cumsum adds the vectors in order, as `seeded_mean` does: other orders may round differently.
     means = np.cumsum(rotated, axis=2)[:, :, -1] / VECTORS
     scale = mechanism.noise_stds["mean"] / np.sqrt(2.0)
     return Channel(
