@@ -203,7 +203,8 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     def sieve_proven(self) -> bool:
         """True if the regret bound with a sieve is proven for the keys of this curve.
 
-        The proof needs rounds of synchronisation that are known in advance.
+        A sieve is a rule that decides which arms may be chosen. The proof needs rounds of
+        synchronisation that are known in advance.
         """
         return super().sieve_proven and (self.schedule == "fixed" or self.every_round)
 
@@ -308,7 +309,7 @@ class FedUCBConfig(Config, frozen=True, kw_only=True):
     def silos_met(self, problem: ProblemSpec) -> int:
         """Return the largest number of silos at which one user takes part, from ``returning``.
 
-        Raise InputError if it is larger than M.
+        Raise InputError if this number is larger than the number of silos of the problem.
         """
         if isinstance(self.returning, str):
             return problem.silos
@@ -363,10 +364,10 @@ def privatizers(
 
 
 def least_noisy(silo_privatizers: tuple[Privatizer, ...]) -> Privatizer:
-    """Return the privatizer with the least noise, as the weakest guarantee of all silos.
+    """Return the privatizer of the silo with the least noise and so the weakest guarantee.
 
-    Its budget has the largest epsilon and the largest delta of any silo, so that it holds for the
-    users of every silo.
+    In the result, its budget is replaced by the largest epsilon and the largest delta of any silo.
+    This budget holds for the users of every silo.
 
     Parameters
     ----------
@@ -396,7 +397,7 @@ def privatizer(
     Parameters
     ----------
     config : FedUCBConfig
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve (one system of an experiment).
     releases : int
         The number of leaves of the tree.
     silo_privatizers : tuple of Privatizer, optional
@@ -434,7 +435,7 @@ def fixed_schedule(config: FedUCBConfig, problem: ProblemSpec) -> Schedule:
     noise = privatizer(config, problem.horizon, silo_privatizers, config.silos_met(problem))
     numbers = constants(config, federation, noise, silo_privatizers)
     threshold = threshold_of(config, federation, numbers)
-    # D of rule "M1.5" is 0 for one silo and one round. Proposition 1 needs D > 0.
+    # The threshold D of rule "M1.5" is 0 for one silo and one round. Proposition 1 needs D > 0.
     if not threshold:
         return every_round
     batch_size = batch_size_proposition_1(sizes_of(problem, numbers), threshold)
@@ -508,7 +509,7 @@ def plan_and_theory(
     Parameters
     ----------
     config : FedUCBConfig
-        Keys of the curve, which is one system in an experiment.
+        Keys of the curve (one system of an experiment).
     federation : Federation
         The silos that share the estimator, and the federation that they belong to.
     noise : Privatizer or None
@@ -698,13 +699,14 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
         config.batches(replace(problem, horizon=rounds_per_estimator))
 
     def schedule_of(uses: int) -> Schedule:
-        """Return the schedule of an estimator that is used in ``uses`` of the curve's rounds."""
+        """Return the schedule of an estimator that is used in ``uses`` of the horizon's rounds."""
         if not fixed_batches:
             return Schedule(uses, 1)
         if isinstance(config.batch_size, int):
             return Schedule(uses, config.batch_size)
         if config.release_rounds is not None:
-            # An incomplete last batch is not sent.
+            # An incomplete last batch is not sent. If no batch is complete, the batch size exceeds
+            # the number of rounds, so nothing is sent.
             ends = tuple(n for n in config.release_rounds if n <= uses)
             return Schedule.at(ends, uses) if ends else Schedule(uses, uses + 1)
         return config.batches(replace(problem, horizon=uses))
@@ -716,7 +718,8 @@ def build_decentralized(config: DecentralizedConfig, problem: ProblemSpec) -> Sy
     plan_by_size: dict[tuple[int, int], tuple[Plan, Theory]] = {}
     cliques = graph.cliques(gamma)
     if config.radius == "direct":
-        # The bounds of each part, a clique and an estimator, get an equal share of alpha.
+        # A part is one estimator of one clique. Divide the failure probability alpha equally among
+        # the regret bounds of all parts.
         share = config.failure_probability / (len(cliques) * gamma)
         config = msgspec.structs.replace(config, failure_probability=share)
     for clique in cliques:

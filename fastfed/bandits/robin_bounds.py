@@ -134,23 +134,26 @@ def theorem_3_3(setting: BoundSetting, diversity: float, margin: float) -> float
 
     The bound is
     max(1, d ln T ln(1/delta) ln^3(1/beta)/(M epsilon^2)) C_0 d ln(1/beta) ln T/lambda_0^2.
-    It is an order up to logarithms, for beta and delta below 1/e and
+    Here C_0 is ``margin``, lambda_0 ``diversity`` and beta the failure probability. The bound is an
+    order up to logarithms, for beta and delta below 1/e and
     epsilon >= sqrt(d) ln^1.5(T)/M. (The theorem prints this condition with the root over all of
     d ln^1.5 T. Remark 4.6 prints it correctly.)
 
-    The proof does not give this bound, for two reasons. It uses epsilon/sqrt(P) as the epsilon_0 of
-    one release, and so misses a second factor ln(2/delta). It also drops the regret of the initial
-    rounds, which is linear in M, so only the growth with T is proven. `theorem_c_6` has both terms.
+    The proof does not give this bound, for two reasons. First, it divides the budget over P phases
+    as epsilon_0 = epsilon/sqrt(P) for one release, instead of epsilon/sqrt(6 P ln(2/delta)). So it
+    misses the factor ln(2/delta), which comes in addition to ln(1/delta) above. Second, it drops
+    the regret of the initial rounds, which is linear in M, so only the growth with T is proven.
+    `theorem_c_6` has both terms.
     The min(M, .) in the paper's Table 1 is for the variant of Remark 4.6.
     """
     t, m, d = setting.sizes
     epsilon = setting.value("epsilon")
     log_failure = -math.log(_failure(setting))
-    spread = number("diversity", diversity, above=0)
+    lambda_0 = number("diversity", diversity, above=0)
     private = -d * math.log(t) * math.log(setting.value("delta")) * log_failure**3 / m
     private = private / epsilon / epsilon
     plain = _order_without_privacy(setting, _checked_margin(margin)) * log_failure
-    return max(1.0, private) * (plain / spread / spread)
+    return max(1.0, private) * (plain / lambda_0 / lambda_0)
 
 
 def theorem_c_6(
@@ -166,13 +169,13 @@ def theorem_c_6(
     possible.
     """
     t, m, _ = setting.sizes
-    first = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
+    u = integer("initial_phases", initial_phases, at_least=1, at_most=MAX_PHASES)
     error = number("c_2", c_2, above=0)
     regret_per_phase = 8.0 * _checked_margin(margin) * error * error
     if boolean("printed", printed):
-        return regret_per_phase * phases_of(t) + math.ldexp(m, first)
-    greedy_phases = max(phases_of(t) - first, 0)
-    return regret_per_phase * greedy_phases + 2.0 * m * min(last_round(first), t)
+        return regret_per_phase * phases_of(t) + math.ldexp(m, u)
+    greedy_phases = max(phases_of(t) - u, 0)
+    return regret_per_phase * greedy_phases + 2.0 * m * min(last_round(u), t)
 
 
 # ---- Errors of estimates: Proposition C.3 --------------------------------------------------------
@@ -181,14 +184,16 @@ def theorem_c_6(
 def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> Estimation:
     """Return the constants of Proposition C.3 on the error of the models of `robin`.
 
-    Let theta^(p) be the model after phase p of P, and U the number of initial phases. The
+    Here C_0 is ``margin`` and lambda_0 ``diversity``, and c_1 is the result of `concentration`. Let
+    theta^(p) be the model after phase p of P, and U the number of initial phases. The
     proposition states that ||theta^(p) - theta*|| <= c_2/sqrt(M 2^(p-1)) holds for all p > U with
     probability 1 - beta. (The paper prints 2^p, its proof uses 2^(p-1).) With the printed budgets
     epsilon_0 = epsilon/sqrt(6 P ln(2/delta)) and delta_0 = delta/(2 P) of one release,
 
     c_2 = c_1 (80 ln(16 d P/beta) sqrt(6 d ln(16 d M P/beta) ln(1/delta_0))/(sqrt(M) epsilon_0) + 1)
 
-    (The proof of Claim C.5 has twice this value. The proof of Theorem C.6 lacks two of the roots.)
+    (The proof of Claim C.5 has twice this c_2. In the proof of Theorem C.6, two of the square roots
+    in c_2 are missing.)
     The proposition needs M >= silos_needed, which is the larger of 32 C_0^2 c_2^2/(lambda_0^2 2^U)
     and
 
@@ -196,27 +201,28 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
 
     c_2 and the logarithm depend on M, and are computed with M = ``silos``. d is the dimension
     before it is padded to a power of two. The proposition is unproven as printed, for three
-    reasons. U is smaller than Lemma C.2 needs, by 4 to 6 phases for arms on a sphere. c_1 lacks a
-    factor 2 in its logarithm, for which a sharper bound on the covariance would more than
-    compensate. In phase U, rewards and chosen features are not independent.
+    reasons. First, U is smaller than Lemma C.2 needs, by 4 to 6 phases for arms on a sphere.
+    Second, the logarithm in c_1 lacks a factor 2. (A sharper bound on the covariance would reduce
+    c_1 by more than this factor adds.) Third, in phase U, rewards and chosen features are not
+    independent.
     """
     t, m, d = setting.sizes
     epsilon, delta = setting.value("epsilon"), setting.value("delta")
-    spread, c_0 = number("diversity", diversity, above=0), _checked_margin(margin)
+    lambda_0, c_0 = number("diversity", diversity, above=0), _checked_margin(margin)
     beta = _failure(setting)
     problem = ProblemSpec(silos=m, horizon=t, dimension=d)
-    p, u = phases_of(t), initial_phases(problem, spread, c_0, beta)
+    p, u = phases_of(t), initial_phases(problem, lambda_0, c_0, beta)
     epsilon_ratio = math.sqrt(6.0 * p * (math.log(2.0) - math.log(delta)))  # epsilon over epsilon_0
     log_delta = math.log(2 * p) - math.log(delta)  # ln(1/delta_0)
     log_all = math.log(16 * d * m * p) - math.log(beta)
-    c_1 = concentration(problem, spread, beta)
+    c_1 = concentration(problem, lambda_0, beta)
     noise = 80.0 * (math.log(16 * d * p) - math.log(beta))
     noise *= math.sqrt(6.0 * d * log_all * log_delta) / math.sqrt(m) * epsilon_ratio / epsilon
     c_2 = c_1 * (noise + 1.0)
     inside = math.log(0.4 * d * d * p) + p / 2 * math.log(2.0) - math.log(beta)
     inside -= math.log(c_1) + math.log(log_all) / 2
     range_works = 8.0 * math.sqrt(6.0 * d * log_delta) * epsilon_ratio / epsilon * inside
-    greedy_works = 32.0 * math.ldexp(c_0 * c_2 / spread, -u) * (c_0 * c_2 / spread)
+    greedy_works = 32.0 * math.ldexp(c_0 * c_2 / lambda_0, -u) * (c_0 * c_2 / lambda_0)
     silos_needed = max(range_works, greedy_works)
     return Estimation(p, u, epsilon / epsilon_ratio, delta / (2 * p), c_1, c_2, silos_needed)
 
@@ -227,21 +233,21 @@ def proposition_c_3(setting: BoundSetting, diversity: float, margin: float) -> E
 def theorem_4_2(setting: BoundSetting, margin: float, *, printed: bool = False) -> float:
     """Return the lower bound of Theorem 4.2 on the regret of almost-memoryless algorithms.
 
-    They have a trusted server, and a silo uses its own data only in the first u rounds. `robin` is
-    such an algorithm. The bound is max(1, 1/(M epsilon^2)) C_0 d ln T + e^(-M epsilon) M T/C_0. The
-    paper prints C_0 instead of 1/C_0 in the last term (``printed`` = True). In the paper's proof
-    this factor is the radius r of the instance, which is of the order of 1/C_0, and no gap exceeds
-    r.
+    Such algorithms have a trusted server, and a silo uses its own data only in the first u rounds.
+    `robin` is one of them. The bound is
+    max(1, 1/(M epsilon^2)) C_0 d ln T + e^(-M epsilon) M T/C_0, with C_0 = ``margin``. The paper
+    prints C_0 instead of 1/C_0 in the last term (``printed`` = True). In the paper's proof this
+    factor is the radius r of the instance, which is of the order of 1/C_0, and no gap exceeds r.
 
-    The order of the first term is proven under two conditions. First, ln T must be of the order of
-    ln(1 + (epsilon M)^2 T/(C_0^2 d)), which the proof has instead of ln T. (For epsilon near 0 the
-    printed term would exceed the largest possible regret.) Second, u must be at most T^c with
-    c < 1, because the sum over later rounds gives ln(T/u). The paper's definition allows any
-    u = o(T). The proof replaces e^epsilon - 1 by epsilon, which changes the bound by a factor of at
-    most 1.45^2.
+    The order of the first term is proven under two conditions. First, the proof has
+    ln(1 + (epsilon M)^2 T/(C_0^2 d)) instead of ln T, so the two logarithms must be of the same
+    order. (For epsilon near 0 the printed term would exceed the largest possible regret.) Second, u
+    must be at most T^c with c < 1, because the sum over the rounds after u gives ln(T/u). The
+    paper's definition allows any u = o(T). The proof replaces e^epsilon - 1 by epsilon, which
+    changes the bound by a factor of at most 1.45^2.
 
-    The last term also needs delta to be smaller than e^(-M epsilon)/(4 M) by some factor. The proof
-    needs delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
+    The last term also needs delta to be at most a fraction of e^(-M epsilon)/(4 M). The proof needs
+    delta of the order of 1/(d M^2 T), while the theorem states 1/(M sqrt T).
     """
     t, m, _ = setting.sizes
     epsilon = setting.value("epsilon")
@@ -275,7 +281,8 @@ def theorem_5_3(setting: BoundSetting, margin: float | None) -> float:
 
     The bound is min(M, 1/epsilon) C_0 d ln T. ``margin`` = None is for instances without the margin
     condition: the bound is then min(M, sqrt(M/epsilon)) sqrt(d T). The integral in the paper's
-    proof gives these orders. The paper makes errors in constants and roots when it evaluates it.
+    proof gives these orders, but the paper evaluates this integral with errors in constants and
+    roots.
     """
     m, epsilon = setting.silos, setting.value("epsilon")
     factor = math.sqrt(m / epsilon) if margin is None else 1.0 / epsilon
@@ -306,11 +313,13 @@ def proposition_d_1(setting: BoundSetting, *, printed: bool = False) -> float:
     attains it. The bound is proven for every budget. If an algorithm uses its own data in the first
     u rounds, T - u replaces T.
 
-    ``printed`` = True computes the paper's bound T (0.9 e^-epsilon - 10 delta), which misquotes
-    (0.9 e^(-10 epsilon) - 10 delta)/2. For small delta the printed bound exceeds the attainable
-    regret if epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8. theta* of the
-    paper has norm sqrt 2, which is not allowed here. With theta*/sqrt 2, and features of norm 1
-    instead of 1/2, the gap is sqrt 2, so the bound still holds.
+    ``printed`` = True computes the paper's bound T (0.9 e^-epsilon - 10 delta). Its factor of T is
+    a misquotation of (0.9 e^(-10 epsilon) - 10 delta)/2. For small delta the printed bound exceeds
+    the attainable regret if epsilon < ln 9, and the regret T/2 of a fair coin if epsilon < ln 1.8.
+
+    The paper's instance has a theta* of norm sqrt 2, which is not allowed here, and features of
+    norm 1/2. Divide theta* by sqrt 2 and double the features: the gap becomes sqrt 2, which is
+    larger than 1, so the bound still holds.
     """
     t, delta = setting.horizon, setting.value("delta")
     decay = math.exp(-setting.value("epsilon"))

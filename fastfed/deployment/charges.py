@@ -89,7 +89,8 @@ def _squares(event: GaussianSums) -> list[float]:
     elif event.factor is not None:
         # For each k: the largest squared norm of a column of the encoder's first k rows.
         largest_columns = np.cumsum(event.factor.encoder**2, axis=0).max(axis=1)
-        # Rounding errors of a column are below a tenth of SLACK times the longest column.
+        # The norm of a column's rounding errors is below a tenth of SLACK times the largest column
+        # norm, so 2 SLACK times the largest squared norm covers the error of a squared norm.
         squares = largest_columns + 2.0 * SLACK * largest_columns[-1]
     else:
         counts = range(1, event.releases + 1)
@@ -221,13 +222,15 @@ def _epsilon_after_failure(square: float, delta: float, share: float) -> float:
 
 
 def mu2_of_means(coordinates: int, half_epsilon: float, failure: float) -> float:
-    """Return mu^2 of private means that have ``coordinates`` coordinates in total.
+    """Return the squared GDP parameter mu^2 of private means.
 
-    Each coordinate has one choice of a range and one Laplace noise, each with ``half_epsilon``. The
-    result holds except with probability ``failure``.
+    The means have ``coordinates`` coordinates in total. Each coordinate has one choice of a range
+    and one Laplace noise, each with ``half_epsilon``. The means are mu-GDP except with probability
+    ``failure``.
     """
-    ranges = coordinates * mu_of_exponential(half_epsilon) ** 2
-    return (mu_of_responses(coordinates, half_epsilon, failure) ** 2 + ranges) * _ROUND_UP
+    mu2_of_ranges = coordinates * mu_of_exponential(half_epsilon) ** 2
+    mu2_of_noise = mu_of_responses(coordinates, half_epsilon, failure) ** 2
+    return (mu2_of_noise + mu2_of_ranges) * _ROUND_UP
 
 
 def mu_of_exponential(epsilon: float) -> float:
@@ -239,10 +242,11 @@ def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
     """Return mu of the composition of ``count`` randomised responses that are (epsilon, 0)-DP.
 
     The composition is mu-GDP except with probability ``failure``. Its trade-off function has
-    vertices (alpha, 1 - gamma); by symmetry, the vertices with alpha <= 1 - gamma are enough.
+    vertices (alpha, 1 - gamma), see `_vertices`. The function is symmetric, so it is enough to
+    check the vertices with alpha <= 1 - gamma. The result is infinite if no mu is large enough.
     """
-    # Compute the least mu whose Gaussian trade-off function is below all vertices, after the
-    # failure probability is removed from the vertices.
+    # Compute the least mu whose Gaussian trade-off function is below all vertices. First remove the
+    # failure probability from each vertex: alpha becomes ``low``, and gamma becomes ``high``.
     mu = 0.0
     for alpha, gamma in _vertices(count, epsilon):
         if alpha + gamma > 1.0 + 4.0 * _ROUNDING_SHARE:
@@ -257,17 +261,20 @@ def mu_of_responses(count: int, epsilon: float, failure: float) -> float:
 
 @lru_cache(maxsize=64)
 def _vertices(count: int, epsilon: float) -> tuple[tuple[float, float], ...]:
-    """Return the vertices (alpha, gamma) of tests between two inputs of randomised responses.
+    """Return the vertices (alpha, gamma) of tests between two inputs of ``count`` responses.
 
-    Test j, for j = 0..count, rejects if at most j responses are true. alpha and gamma are the
-    test's probabilities of rejection under the two inputs: lower tails of binomial distributions.
+    A randomised response is 1 with probability e^epsilon/(1 + e^epsilon) under the first input, and
+    with probability 1/(1 + e^epsilon) under the second. Test j, for j = 0..count, rejects the first
+    input if at most j responses are 1. Its probability of rejection is alpha under the first input,
+    and gamma under the second: lower tails of binomial distributions. alpha is rounded down, and
+    gamma up.
     """
-    log_true, log_false = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
+    log_likely, log_unlikely = -math.log1p(math.exp(-epsilon)), -math.log1p(math.exp(epsilon))
     alpha, gamma, vertices = 0.0, 0.0, []
     for j in range(count + 1):
         log_ways = math.lgamma(count + 1) - math.lgamma(j + 1) - math.lgamma(count - j + 1)
-        alpha += math.exp(log_ways + j * log_true + (count - j) * log_false)
-        gamma += math.exp(log_ways + j * log_false + (count - j) * log_true)
+        alpha += math.exp(log_ways + j * log_likely + (count - j) * log_unlikely)
+        gamma += math.exp(log_ways + j * log_unlikely + (count - j) * log_likely)
         vertices.append(
             (alpha * (1.0 - _ROUNDING_SHARE), min(gamma * (1.0 + _ROUNDING_SHARE), 1.0))
         )
@@ -282,7 +289,7 @@ Scores = VertexScores | SparseSwitching
 
 @lru_cache(maxsize=64)
 def totals_of_scores(event: Scores) -> tuple[float, float]:
-    """Return the cost (mu^2, failure) of a whole plan for one loss, in any phase or exchange.
+    """Return the cost (mu^2, failure) of a whole plan, which holds for every single loss.
 
     Parameters
     ----------
@@ -291,10 +298,11 @@ def totals_of_scores(event: Scores) -> tuple[float, float]:
     Notes
     -----
     Guarantee: if one loss is replaced or removed, the experts of all releases are mu-GDP except
-    with probability ``failure``. A loss is in one set only. The argmins of the leaves below that
-    set are pure DP mechanisms, no easier to test than randomised responses (`mu_of_responses`). For
-    sparse switching, all comparisons that a loss affects form one pure DP mechanism, and each
-    switch is an exponential mechanism (`mu_of_exponential`).
+    with probability ``failure``. For `VertexScores`, a loss is in one set only. The argmins of the
+    leaves below that set are pure DP mechanisms. So their two output distributions are no easier to
+    distinguish than those of randomised responses (`mu_of_responses`). For `SparseSwitching`, all
+    comparisons that a loss affects form one pure DP mechanism, and each switch is an exponential
+    mechanism (`mu_of_exponential`).
     """
     delta = budget_of(event).delta
     pairs = [(mu2_of_scores(event, delta * share), delta * share) for share in TAIL_SHARES]
@@ -309,7 +317,8 @@ def budget_of(event: Scores) -> Budget:
 def requested_and_charged(plan: FrankWolfePlan | SparseVectorPlan) -> tuple[float, float] | None:
     """Return (requested epsilon, charged epsilon) of a plan with experts.
 
-    Return None for a plan without noise or with delta = 0, which `experts.check_experts` refuses.
+    Return None for a plan without noise, and for a plan with delta = 0. `experts.check_experts`
+    refuses both.
     """
     event = next(iter(released(plan) or ()), None)
     # A ledger cannot state an epsilon at delta = 0.
@@ -336,9 +345,10 @@ def _epsilon_of_cost(pair: tuple[float, float], delta: float) -> float:
 
 
 def mu2_of_scores(event: Scores, failure: float) -> float:
-    """Return mu^2 of a plan with experts, for the loss with the weakest protection.
+    """Return mu^2 of a plan with experts.
 
-    The plan is mu-GDP for this loss except with probability ``failure``.
+    The plan is mu-GDP for every loss, also the one with the weakest protection, except with
+    probability ``failure``.
     """
     if isinstance(event, SparseSwitching):
         comparisons = mu_of_responses(1, event.comparisons.epsilon, failure) ** 2
@@ -348,8 +358,9 @@ def mu2_of_scores(event: Scores, failure: float) -> float:
         for loss_set in noise.sets:
             change = loss_set.change / noise.scales[loss_set.tree - 1]
             if change:
-                # Each valid account bounds the set's leaves by ``count`` mechanisms that are
-                # (factor * change)-DP. Use the account with the least mu.
+                # A valid account is a composition of ``count`` equal mechanisms, each of which is
+                # (factor * change)-DP. It bounds the releases of all leaves that the set affects.
+                # Use the account with the least mu.
                 accounts = valid_accounts(loss_set.leaves, noise.experts, "experts")
                 mu_of_set = min(
                     mu_of_responses(count, factor * change, failure)
@@ -371,10 +382,12 @@ def totals_of_user_bits(event: UserBits) -> tuple[float, float]:
     Guarantee: a bit that is flipped with probability q is mu-GDP with mu = 2 Phi^-1(1 - q). Its
     trade-off function is linear between (0, 1), (q, q) and (1, 0). The Gaussian trade-off function
     is convex and equals the bit's function at these points, so it is nowhere above the bit's
-    function. For several bits of one user, the result is the best of two kinds of bounds: the sum
-    of the squared parameters, and `mu_of_responses` with different failure probabilities.
+    function. For several bits of one user there are two kinds of bounds on mu^2: the sum of the
+    bits' mu^2, and the square of `mu_of_responses`, which is computed for several failure
+    probabilities. The result is the bound with the least epsilon at the budget's delta.
     """
-    # The logits of 1 - q and q differ by twice the bit's epsilon.
+    # The bit's mu is 2 Phi^-1(1 - q). `mu_of_exponential(e)` is this mu for the q with
+    # logit(1 - q) - logit(q) = e. The bit's epsilon is logit(1 - q), so e is twice this epsilon.
     epsilon_of_bit, bits, delta = epsilon_of(event.flips), event.returning, event.budget.delta
     mu2_of_bit = mu_of_exponential(2.0 * epsilon_of_bit) ** 2 * _ROUND_UP
     if bits == 1:
@@ -406,13 +419,17 @@ Counted = BinomialTree | VectorBatches | UnequalBatches
 def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccount]:
     """Return the accounts of all changes that one record can make to the sums.
 
-    The record is replaced in its leaf or, if ``with_late``, moved to another leaf. In a tree, a
-    moved record leaves one node and enters another node on each level below a level ``split``. From
-    level ``split`` on, the record stays in the same node. Without a tree, a moved record leaves one
-    batch and enters another batch, which costs at most twice the more expensive of the two changes.
+    The record is replaced in its leaf (a batch, if there is no tree). If ``with_late``, the record
+    may also be moved to another leaf.
 
-    So a moved record changes two nodes of a level, or two batches: ``squares`` = ``count`` = 2 in
-    `Node`. The record is added to one and removed from the other, so the sensitivity is that of the
+    In a tree, a moved record leaves one node and enters another node on each level j < ``split``.
+    On the levels j >= ``split``, the record is replaced in its node. There is one account for each
+    value of ``split``. Without a tree, a moved record leaves one batch and enters another batch.
+    The two changes together cost at most twice the cost of the more expensive one, so there is one
+    account for each batch, in which the batch is counted twice.
+
+    A move thus changes two nodes of a level, or two batches: ``squares`` = ``count`` = 2 in `Node`.
+    The record is removed from one and added to the other, so the sensitivity is that of the
     relation "zero-out".
     """
     if isinstance(event, BinomialTree):
@@ -445,10 +462,10 @@ def accounts_of_changes(event: Counted, with_late: bool) -> list[VectorSumAccoun
 
 
 def least_epsilon(accounts: list[VectorSumAccount], delta: float) -> tuple[float, float, float]:
-    """Return the epsilon at delta that holds for every account, and its (mu, failure).
+    """Return (epsilon, mu, failure), which hold for every account.
 
-    Each account is mu-GDP except with probability ``failure``. The failure probability is delta
-    times the entry of `TAIL_SHARES` that gives the least epsilon.
+    Each account is mu-GDP except with probability ``failure``, and so (epsilon, delta)-DP.
+    ``failure`` is delta times the entry of `TAIL_SHARES` that gives the least epsilon.
     """
     least = (math.inf, math.inf, delta)
     for share in TAIL_SHARES:

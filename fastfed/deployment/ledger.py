@@ -291,7 +291,8 @@ class Ledger:
         delta : float, optional
             The delta at which epsilon is computed. Default: the ceiling's delta.
         more : Charge, optional
-            A further charge, which is counted unless the ledger has a charge of its release.
+            A further charge. It is counted unless the ledger already has a charge for the same
+            release of the same plan.
         """
         if delta is None:
             ceiling = self.ceiling(dataset)

@@ -77,7 +77,8 @@ class GrowableArray:
         """Add rows of a table, or values of a flat array."""
         width = block.shape[1] if self.table else 1
         if not self._runs:
-            # NumPy pads headers, so the finished array's header usually has the length of this one.
+            # Reserve as many bytes as the header of the first block alone needs. NumPy pads
+            # headers, so the header of the finished array usually has the same length.
             self._header_bytes = len(_header(self.dtype, (len(block), width)[: 1 + self.table]))
             self._file.write(bytes(self._header_bytes))
         rows, last_width = self._runs[-1] if self._runs else (0, width)
@@ -288,9 +289,10 @@ _checked_arrays: set[tuple[str, int, int]] = set()
 
 
 def keep_if_whole(folder: Path, *names: str) -> bool:
-    """Return True if arrays of a cache folder are intact; otherwise remove the folder and warn.
+    """Return False if an array of a cache folder is damaged, after removing the folder and warning.
 
-    Each array is read once per process. The caller computes the content of a removed folder again.
+    Otherwise return True, also if an array is missing. Each array is read once per process. The
+    caller computes the content of a removed folder again.
     """
     try:
         stats = {name: (folder / f"{name}.npy").stat() for name in names}

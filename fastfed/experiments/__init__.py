@@ -76,7 +76,7 @@ def figure_ids() -> list[str]:
 
 
 def figure(name: str) -> Figure:
-    """Read a figure.
+    """Read a figure from its spec file, and return it.
 
     Parameters
     ----------
@@ -86,8 +86,8 @@ def figure(name: str) -> Figure:
     Raises
     ------
     InputError
-        If the id is unknown (the message suggests the nearest one), or the spec has no paper or
-        title.
+        If the id is unknown (the message suggests the nearest one), if the spec has no paper or
+        title, or if the spec has a different id than its file name.
     """
     known_ids = figure_ids()
     if name not in known_ids:
@@ -134,7 +134,7 @@ def figures() -> list[Figure]:
 
 
 def with_panels(names: Iterable[str]) -> list[Figure]:
-    """Read figures, each followed by its panels, without duplicates.
+    """Return a list of figures, each followed by its panels, without duplicates.
 
     Parameters
     ----------
@@ -168,10 +168,10 @@ def figure_spec(
     data : str or Path, optional
         Learning-to-rank file or folder, for a figure that needs data.
     size : {"full", "all", "quick"}, optional
-        If ``figure`` has a table of this name, its keys replace keys of the spec. "full": the
-        paper's size, if the figure's default size is smaller. "all": the size in `reproduce all`,
-        for long figures. "quick": a short run. The size is stored in ``figure`` for reports.
-        Default: the figure's default size.
+        If the spec's table ``figure`` has a table of this name, the keys of that table replace keys
+        of the spec. "full": the paper's size, if the figure's default size is smaller. "all": the
+        size in `reproduce all`, for long figures. "quick": a short run. This argument is stored as
+        ``figure.size`` of the result, for reports. Default: the figure's default size.
 
     Returns
     -------

@@ -61,9 +61,9 @@ class HiddenExpert(NamedTuple):
 
 
 def theorem_2_4(horizon: int, experts: int) -> float:
-    """Return the exact value behind Theorem 2.4's sqrt(T ln(d)/2), without privacy.
+    """Return the exact lower bound that Theorem 2.4 prints as sqrt(T ln(d)/2), without privacy.
 
-    The value is T/2 - E min of d independent Bin(T, 1/2). It is the expected regret of every
+    The bound is T/2 - E min of d independent Bin(T, 1/2). It is the expected regret of every
     algorithm when the losses are fair coins that are the same at all clients, for any m. Hence for
     every algorithm some fixed losses cause at least this regret. The relative accuracy is about
     1e-9. Here T is ``horizon``, at most 2^40, and d is ``experts``.
@@ -72,8 +72,9 @@ def theorem_2_4(horizon: int, experts: int) -> float:
     d = check_experts(experts)
     from scipy.special import betainc
 
-    # By symmetry, T/2 - E min = E max - T/2 = sum_k P(max > k) - T/2. Outside this range of k,
-    # P(max > k) differs from 1 or 0 by less than 1e-16.
+    # By symmetry, T/2 - E min = E max - T/2 = sum_k P(max > k) - T/2, for k >= 0. Only compute the
+    # terms for k within ``reach`` of T/2: smaller k have P(max > k) = 1, and larger k have
+    # P(max > k) = 0, up to 1e-16.
     half_rounds = t // 2
     reach = min(
         half_rounds + 1, math.ceil(math.sqrt(t) * (math.sqrt(20.0 + math.log(d) / 2.0) + 1.0))
@@ -97,14 +98,14 @@ def theorem_2_4(horizon: int, experts: int) -> float:
 def theorem_2_4_private(
     horizon: int, experts: int, epsilon: float, *, constant: float = 1.0
 ) -> float:
-    """Return the printed order min(ln(d)/epsilon, T) of Theorem 2.4; not a bound for m > 1.
+    """Return the printed order min(ln(d)/epsilon, T) of Theorem 2.4; no bound for several clients.
 
-    It cannot hold for large m: Hedge on the sums of all clients, with one draw in each round at
-    epsilon/T, is epsilon-DP and has regret sqrt(T ln(d)/2) if m >= sqrt(32 T ln d)/epsilon. The
-    proof gives all clients the same losses and treats one round as one record. A round is m
-    records, so group privacy replaces epsilon by m epsilon. `hidden_expert` is the proven bound.
-
-    Here T is ``horizon`` and d ``experts``.
+    Here T is ``horizon``, d ``experts`` and m the number of clients. The printed order is not
+    proven for m > 1, and cannot hold for large m. A counterexample is Hedge on the sums of all
+    clients' losses, which draws one expert in each round with budget epsilon/T. It is epsilon-DP
+    and has regret sqrt(T ln(d)/2) if m >= sqrt(32 T ln d)/epsilon. The proof gives all clients the
+    same losses and treats one round as one record. But a round is m records, so group privacy
+    replaces epsilon by m epsilon. `hidden_expert` is the proven bound.
     """
     t, d = check_horizon(horizon), check_experts(experts)
     return check_constant(constant) * min(math.log(d) / check_epsilon(epsilon), t)
@@ -125,27 +126,29 @@ def theorem_2_7(clients: int, experts: int, epsilon: float, *, constant: float =
 def hidden_expert(
     horizon: int, clients: int, experts: int, epsilon: float, *, delta: float = 0.0
 ) -> HiddenExpert:
-    """Return a proven lower bound on the regret of any (epsilon, delta)-DP algorithm.
+    """Return a proven lower bound on one client's regret, for any (epsilon, delta)-DP algorithm.
 
-    It holds in the realizable case too. The adversary draws an expert j uniformly before the first
-    round. In the first `rounds` rounds, all experts but j lose 1 at every client. All other losses
-    are 0. With k = m (t - 1), q = e^(epsilon k) and c = delta/(e^epsilon - 1), expected regret is
-    at least the sum over rounds t = 1, ..., `rounds` of
+    Here T is ``horizon``, m ``clients`` and d ``experts``. delta is in [0, 1).
+
+    The bound holds in the realizable case too. The adversary draws an expert j uniformly before the
+    first round. In the first `rounds` rounds, all experts but j lose 1 at every client. All other
+    losses are 0. The expected regret is at least the sum over rounds t = 1, ..., `rounds` of
 
     max(1 - q/d - c (q - 1), (1 - 1/d - c (q - 1))/q),
 
-    and `rounds` maximises the sum: it is T for delta = 0. Then the regret is at least .36
-    min(ln(d)/(m epsilon), T), and (ln(d - 1) - 1 + 3/d)/(m epsilon) for large T. The losses are
-    linear and constant over these rounds, so that the bound also applies to algorithms for
-    stochastic losses. delta is in [0, 1).
-
-    Here T is ``horizon``, m ``clients`` and d ``experts``.
+    where q = e^(epsilon k), k = m (t - 1) is the number of records before round t, and
+    c = delta/(e^epsilon - 1). `rounds` maximises this sum. For delta = 0, `rounds` is T, and the
+    regret is at least .36 min(ln(d)/(m epsilon), T), and for large T at least
+    (ln(d - 1) - 1 + 3/d)/(m epsilon). The losses are linear and constant over the `rounds` rounds,
+    so that the bound also applies to algorithms for stochastic losses.
     """
-    # Let D be the losses in which all experts, j included, lose 1. x_t depends only on rounds
-    # before t, in which D differs in m (t - 1) records. So group privacy gives, for p = P_j(x_it =
-    # j) and p_0 = P_D(x_it = j): p <= q p_0 + c (q - 1) and 1 - p_0 <= q (1 - p) + c (q - 1). The
-    # p_0 of all j sum to at most 1, and the lesser of the two bounds on p is concave in p_0: the
-    # mean p is at most the bound at p_0 = 1/d. Sum 1 - p over rounds and average over clients.
+    # Let x_it be the expert that client i chooses in round t, P_j the distribution for the losses
+    # of the adversary with expert j, and P_D the distribution for losses D in which expert j loses
+    # 1 too. x_it depends only on rounds before t, in which the two losses differ in m (t - 1)
+    # records. So group privacy gives, for p = P_j(x_it = j) and p_0 = P_D(x_it = j):
+    # p <= q p_0 + c (q - 1) and 1 - p_0 <= q (1 - p) + c (q - 1). The p_0 of all j sum to at most
+    # 1, and the lesser of the two bounds on p is concave in p_0. So the mean of p over j is at most
+    # the bound at p_0 = 1/d. Sum 1 - p over rounds and average over clients.
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)
     group_epsilon = m * check_epsilon(epsilon)  # of all records of one round
     c = number("delta", delta, at_least=0, below=1)
@@ -181,9 +184,11 @@ def lower_bound_curves(
 ) -> dict[str, list[float]]:
     """Return lower bounds on expected group regret at rounds (C,), for worst-case losses.
 
-    "theorem-2-4": losses are fair coins, the same at all clients. It bounds regret in hindsight,
-    because in expectation all coins are equal. "hidden-expert": the price of privacy if all experts
-    but one lose in every round.
+    Group regret is the sum of the regret of all clients. "theorem-2-4" is for losses that are fair
+    coins, the same at all clients. It bounds the regret against the best expert in hindsight. (On
+    these coins, the expected regret against a fixed expert is 0.) It is left out if the problem
+    guarantees i.i.d. losses. "hidden-expert" is the price of privacy if all experts but one lose in
+    every round. It is left out without privacy.
 
     Parameters
     ----------
@@ -194,9 +199,9 @@ def lower_bound_curves(
     rounds : ndarray, shape (C,)
         Rounds at which bounds are computed.
     epsilon : float, optional
-        Privacy budget; None for no privacy.
+        The epsilon of the privacy budget. None for no privacy.
     delta : float, default 0
-        Privacy budget.
+        The delta of the privacy budget.
 
     Returns
     -------
@@ -236,12 +241,13 @@ def table_1(
 ) -> float:
     """Return the printed order of regret in one row of Table 1 (a name in `TABLE_1`).
 
-    Rows for one client ignore `clients`. The table omits beta, N, L*, delta and rho, although
-    ln(1/delta) and N are factors in the theorems. Its Fed-SVT row holds only if N + L* is at most
-    ln(T)/(m epsilon). As N is at least 1, this is impossible if m epsilon > ln T. The row of
-    `fed-dp-ope-stoch` has sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
+    Here T is ``horizon`` and m ``clients``. Rows for one client ignore `clients`.
 
-    Here T is ``horizon`` and m ``clients``.
+    The table omits five quantities: the smoothness beta, the phase length N, the bound L* on the
+    best expert's loss, delta and the failure probability rho. But ln(1/delta) and N are factors in
+    the theorems. The Fed-SVT row of the table holds only if N + L* is at most ln(T)/(m epsilon). As
+    N is at least 1, this is impossible if m epsilon > ln T. The row of `fed-dp-ope-stoch` has
+    sqrt(m) epsilon where Corollary 2.3 has m^(1/4) epsilon.
     """
     name = choice("row", row, TABLE_1)
     t, m, d = check_horizon(horizon), check_clients(clients), check_experts(experts)

@@ -357,9 +357,10 @@ class SideCertificate(Displayed, Located, msgspec.Struct, frozen=True, kw_only=T
     source: str
 
     def where_is(self, name: str) -> str:
-        """Return the expression for an attribute that a certificate's guarantee has, for messages.
+        """Return the expression to write instead of ``certificate.<name>``, for error messages.
 
-        Return "" if ``name`` is no attribute of `Guarantee`.
+        The expression reads the attribute from one of the certificate's guarantees. Return "" if
+        ``name`` is no attribute of `Guarantee`.
         """
         if name == "to_dp_event":
             return "certificate.exact.to_dp_event()"

@@ -216,10 +216,10 @@ def _kind(name: str) -> str:
 
 
 def _read(path: Path, made_from: str) -> _Record:
-    """Return the content of the file ``.pictures``.
+    """Return the content of the file ``.pictures``, or an empty record.
 
-    It is an empty record if the file is missing or damaged, or if its digest of everything that
-    plots depend on is not ``made_from``.
+    The record is empty if the file is missing or damaged, or if the file's ``made_from`` (the
+    digest of everything that plots depend on) is not the argument ``made_from``.
     """
     try:
         stored = msgspec.msgpack.decode(path.read_bytes(), type=_Record)

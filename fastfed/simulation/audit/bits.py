@@ -41,19 +41,24 @@ def _plan(users: int, fault: int) -> Plan:
 
 
 def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResult:
-    """Audit the messages about one user, with ``trials`` runs for each of two rewards.
+    """Audit the message that depends on the first user, with ``trials`` runs for each reward.
 
-    ``users`` is the number of users whose bits are counted; 1 to audit single bits. ``fault``
-    divides the flip probability of the users' bits; 1 is no fault.
+    The two rewards of the first user are 0 and 1.
+    ``users`` is the number of users whose bits a shuffler counts; with 1, the message is the report
+    of a single bit. ``fault`` divides the flip probability of the users' bits; 1 is no fault.
     """
     trials, plan = integer("trials", trials, at_least=2, at_most=2**31 - 1), _plan(users, fault)
     check_seed(seed)
     actions = np.eye(plan.dimension)
 
-    def messages(reward: float) -> np.ndarray:
-        """Return the audited number of each run, (trials,), if the first user has this reward."""
+    def audited_numbers(reward: float) -> np.ndarray:
+        """Return the first number of each run's message, (trials,).
+
+        The first user has the reward ``reward``, 0 or 1. All other users have the reward 1.
+        """
         values = np.empty(trials)
         for i in range(trials):
+            # Every run has a different stream of noise: even for reward 0, odd for reward 1.
             noise = SeededNoise(seed, 2 * i + int(reward))
             silo = Silo(plan, 0, noise)
             for user in range(users):
@@ -65,7 +70,9 @@ def run(name: str, users: int, fault: int, trials: int, seed: int) -> AuditResul
         return values
 
     delta = DELTA if users > 1 else 0.0
-    return audit(name, messages(0.0), messages(1.0), claimed_epsilon=EPSILON, delta=delta)
+    return audit(
+        name, audited_numbers(0.0), audited_numbers(1.0), claimed_epsilon=EPSILON, delta=delta
+    )
 
 
 FAULT, COUNTS_FAULT = "fault-user-bit-half-of-the-flips", "fault-user-bit-counts-half-of-the-flips"

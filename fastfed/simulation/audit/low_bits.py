@@ -114,13 +114,14 @@ def _channel(
     """Return the channel of a release, through which the attacker observes candidates.
 
     ``released(noise, index)`` returns the released vector if the attacked record is candidate
-    ``index``. With a `Silent` noise source this vector is the contribution of the candidate.
-    ``stds`` are the standard deviations of the noise.
+    ``index``. If ``noise`` is None, the noise comes from the operating system. With a `Silent`
+    noise source, the vector is the contribution of the candidate. ``stds`` are the standard
+    deviations of the noise.
     """
     contributions = [released(Silent(), i) for i in range(len(records))]
     return Channel(
         name,
-        np.array(contributions)[:, None, :],
+        np.array(contributions)[:, None, :],  # one variant: nothing else is unknown
         stds,
         lambda index: released(None, index),
     )
@@ -194,21 +195,24 @@ def _user_channel(name: str, records: Records) -> Channel:
 
 
 def _shuffled_channel(name: str, records: Records) -> Channel:
-    """Return the channel of the covariance part of a user's message after the shuffler.
+    """Return the channel of the covariance part of the attacked user's message after the shuffler.
 
-    The shuffler hides which message is whose; the attacker tests each message against all
-    candidates, to learn the chosen action.
+    The shuffler hides which user sent which message. The attacker tests each message against all
+    candidates, to learn the action that was chosen for the attacked user.
     """
     plan = _plan_of("linucb-sdp-amp", horizon=BATCH * BATCHES, batch_size=BATCH)
 
     def released(noise: NoiseSource | None, index: int) -> np.ndarray:
-        """Return the covariance part of the shuffled message of candidate ``index``."""
+        """Return the covariance part of the attacked user's message, after the shuffler.
+
+        The attacked user is the last of the batch, and has the record of candidate ``index``.
+        """
         messages = [
             User(plan, number, noise).message(*record)
             for number, record in enumerate(records.batch(index), start=1)
         ]
         shuffled = Shuffler(plan, noise).shuffle(messages)
-        # The experiment, but not the attacker, knows which message is the user's.
+        # The experiment, but not the attacker, knows which message is the attacked user's.
         user_part = _statistic(messages[-1])[DIMENSION:]
         parts = [_statistic(message)[DIMENSION:] for message in shuffled]
         return next(part for part in parts if np.array_equal(part, user_part))
@@ -233,8 +237,11 @@ def _tree_channel(name: str, records: Records) -> Channel:
     return _channel(name, records, released, np.full(SUM_DIMENSION, std))
 
 
-def _vectors_of_mean(records: Records, index: int) -> np.ndarray:
-    """Return the vectors (n, d) of a mean: known vectors, then that of candidate ``index``."""
+def _vectors_to_average(records: Records, index: int) -> np.ndarray:
+    """Return the vectors (n, d) whose mean is released.
+
+    The last vector belongs to candidate ``index``; the attacker knows the others.
+    """
     vectors = np.resize([x[:MEAN_DIMENSION] for x, _ in records.others], (VECTORS, MEAN_DIMENSION))
     vectors[-1] = records.features[index, :MEAN_DIMENSION]
     return vectors
@@ -250,13 +257,15 @@ def _rotated_mean_channel(
     """Return the channel of a winsorized mean whose private range has a single bin, around 0.
 
     ``send(vectors)`` returns the released mean of vectors (n, d). ``draws`` states how the
-    mechanism draws Laplace noise. A release is tested against all rotations of the vectors.
+    mechanism draws Laplace noise. The mechanism multiplies the coordinates by random signs before a
+    Hadamard rotation. A release is tested against the rotations for all signs.
     """
     assert mechanism.bins == 1 and mechanism.padded == MEAN_DIMENSION
     signs = np.array(list(product((-1.0, 1.0), repeat=MEAN_DIMENSION)))
     root = np.sqrt(MEAN_DIMENSION)
-    vectors = np.array([_vectors_of_mean(records, i) for i in range(len(records))])
+    vectors = np.array([_vectors_to_average(records, i) for i in range(len(records))])
     rotated = hadamard(vectors[:, None] * signs[None, :, None]) / root  # (records, signs, n, d)
+    # cumsum adds the vectors in order, as `seeded_mean` does: other orders may round differently.
     means = np.cumsum(rotated, axis=2)[:, :, -1] / VECTORS
     scale = mechanism.noise_stds["mean"] / np.sqrt(2.0)
     return Channel(
@@ -310,10 +319,11 @@ def _averager_channel(name: str, records: Records) -> Channel:
 
 
 def _expert_client_channel(name: str, records: Records) -> Channel:
-    """Return the channel of the first scores of a client with local noise.
+    """Return the channel of a client's first report, which holds scores with local noise.
 
-    All losses but the attacked one are 0. Only the client knows whether the attacked loss is in its
-    sample, so the channel has two contributions for each candidate: its loss, and 0.
+    A score is a mean over the losses of a sample. All losses but the attacked one are 0. Only the
+    client knows whether the attacked loss is in its sample. So the channel has two contributions
+    for each candidate: its loss divided by the sample size, and 0.
     """
     generator = np.random.default_rng(records.seed)
     losses = generator.uniform(size=(len(records), EXPERTS))
@@ -338,11 +348,11 @@ def _expert_client_channel(name: str, records: Records) -> Channel:
         values: np.ndarray = client.report().values
         return values
 
-    # A score is a mean over the samples of a leaf. The attacked loss may be one of them.
-    mean = losses / first_phase.leaves[0].stop
+    # The scores (candidate, expert) if the sample of the first leaf contains the attacked loss.
+    scores_if_sampled = losses / first_phase.leaves[0].stop
     return Channel(
         name,
-        np.stack([mean, np.zeros_like(mean)], axis=1),
+        np.stack([scores_if_sampled, np.zeros_like(scores_if_sampled)], axis=1),
         np.full(EXPERTS, plan.scale(1)),
         released,
         SYSTEM_LAPLACE.image,
@@ -461,11 +471,12 @@ def scores(target: Channel, trials: int, seed: int) -> tuple[np.ndarray, np.ndar
 
 
 def audit_low_bits(name: str, trials: int, seed: int) -> AuditResult:
-    """Audit the low bits of all kinds of releases in AUDITED, and report the largest bound.
+    """Audit the low bits of all kinds of releases in AUDITED, and return one result for them.
 
-    Each kind is attacked with two candidates for one record.
-
-    The probability of error is divided among the kinds, so all bounds hold together.
+    The audit of a kind attacks releases with two candidates for one record, and gives a lower bound
+    on epsilon. The result reports the largest of these lower bounds. The probability of error is
+    divided among the kinds, so the lower bounds of all kinds hold together. ``largest_bound`` of
+    the result is the largest lower bound that this number of trials could have given.
     """
     seed = check_seed(seed)
     error_probability = (1.0 - CONFIDENCE) / len(AUDITED)
