@@ -289,8 +289,8 @@ def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
     schedule with threshold D. The fixed schedule has about n synchronisations too, but in rounds
     that do not depend on data. This rule is not in the paper.
 
-    B needs rho_min and rho_max, and these need a number of releases. So the caller first takes them
-    from noise for T releases. The noise can then be calibrated for T // B releases.
+    B needs rho_min and rho_max, and these need a number of releases. So the caller first takes
+    those of `noise_bound` for T releases. The noise can then be calibrated for T // B releases.
 
     Here D is ``threshold``. T is in ``sizes``.
     """

@@ -220,8 +220,8 @@ def least_bound(
     given ``chance`` fixes p, and given ``switches`` fix K. Otherwise p is searched on a grid.
 
     For each p, bisection finds the largest rate whose closed-form epsilon is within the budget. K
-    is the least for which running out of draws costs at most one loss of one client. Of all p whose bound is within one loss of the
-    minimum, the p with the least epsilon is returned.
+    is the least for which running out of draws costs at most one loss of one client. Of all p whose
+    bound is within one loss of the minimum, the p with the least epsilon is returned.
     """
     grid = 2.0 ** np.arange(-80.0, 0.25, 0.25) if chance is None else np.array([chance])
     grid = grid[grid >= MIN_CHANCE]
