@@ -78,7 +78,7 @@ def named_delta(delta: float | None, budget: Budget) -> float:
 def check_gaussian_budget(budget: Budget) -> None:
     """Raise InputError for a budget that Gaussian noise on one user's records cannot meet.
 
-    These are budgets with delta = 0, and with a unit other than "user" and "item".
+    It cannot meet a budget with delta = 0, nor a budget whose unit is neither "user" nor "item".
     """
     number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
