@@ -173,7 +173,8 @@ def inverse_propensity(
 ) -> PolicyValue:
     """Estimate by inverse propensity weighting: the mean of w r, with w = policy / propensity.
 
-    Unbiased if the logging policy can take every action that the evaluated policy takes.
+    r is the reward of a round, and w its weight. The estimate is unbiased if the logging
+    policy can take every action that the evaluated policy takes.
 
     Parameters
     ----------
@@ -184,9 +185,9 @@ def inverse_propensity(
     propensities : array_like, shape (n,)
         The logging policy's probability of the logged action, in (0, 1].
     policy : array_like, shape (n, K)
-        The evaluated policy's probability of each action; rows sum to 1. If probabilities rounded
-        to four decimals make a row's sum differ from 1 by more than 1e-6, the row is divided by its
-        sum.
+        The evaluated policy's probability of each action; rows sum to 1. Probabilities may be
+        rounded to four decimals. A row whose sum then differs from 1 by more than 1e-6 is divided
+        by its sum.
     confidence : float
         Two-sided confidence level of the intervals.
     largest_reward : float, optional
@@ -254,9 +255,10 @@ def self_normalised(
     *,
     confidence: float = 0.95,
 ) -> PolicyValue:
-    """Estimate by self-normalised weighting: sum w r / sum w.
+    """Estimate by self-normalised weighting: sum w r / sum w, with w = policy / propensity.
 
-    The estimate is slightly biased and always within the range of the rewards.
+    r is the reward of a round, and w its weight. The estimate is slightly biased and always
+    within the range of the rewards.
 
     Parameters
     ----------
@@ -339,9 +341,10 @@ def cross_fitted_ridge(
     ridge: float = 1.0,
     seed: int = 0,
 ) -> np.ndarray:
-    """Predict the reward of every action by ridge regression on the rounds of the other folds.
+    """Predict the reward of every action in every round by cross-fitted ridge regression.
 
-    The model of a fold is (X'X + ridge I)^-1 X'y over the logged actions of all other folds.
+    Rounds are split into folds. The rounds of a fold are predicted by (X'X + ridge I)^-1 X'y, where
+    X holds the features of the logged actions, and y the rewards, of the rounds in all other folds.
 
     Parameters
     ----------
@@ -407,17 +410,18 @@ def _mean(terms: np.ndarray) -> tuple[float, float]:
 
 
 def _chernoff(mean: float, n: int, confidence: float) -> tuple[float, float]:
-    """Return a confidence interval of the expectation p of n numbers in [0, 1] by Chernoff's bound.
+    """Return (low, high), a confidence interval of an expectation p by Chernoff's bound.
 
-    It is the interval of all p with n kl(mean, p) <= ln(2 / (1 - confidence)), where kl is the
-    relative entropy of two Bernoulli distributions.
+    ``mean`` is the mean of ``n`` independent numbers in [0, 1] with expectation p. The interval
+    holds all p with n kl(mean, p) <= ln(2 / (1 - confidence)), where kl is the relative entropy of
+    two Bernoulli distributions.
     """
     from scipy.special import rel_entr
 
     limit = math.log(2.0 / (1.0 - confidence)) / n
 
     def excess(p: float) -> float:
-        """Return kl(mean, p) minus its limit."""
+        """Return kl(mean, p) minus the largest kl of the interval."""
         return float(rel_entr(mean, p) + rel_entr(1.0 - mean, 1.0 - p)) - limit
 
     def edge(end: float) -> float:

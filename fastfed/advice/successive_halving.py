@@ -55,7 +55,10 @@ def scalable(environment: Environment) -> bool:
 def scaled_environment(
     environment: Environment, times: float, std: float | None = None
 ) -> Environment:
-    """Return the environment with reward noise scaled as if each round were ``times`` rounds.
+    """Return the environment with reward noise divided by sqrt(``times``), as Gaussian noise.
+
+    A round then stands for the mean of ``times`` rounds. If ``times`` is 1, or there is no noise to
+    divide, the environment is returned unchanged.
 
     ``std`` is the standard deviation of the unscaled reward noise. Default: the value of the
     environment.
@@ -74,7 +77,8 @@ def scaled_environment(
 def scaled_plan(plan: Plan, node: NoiseStd | None, silos: int, *, bits: bool = False) -> Plan:
     """Return the plan scaled to ``silos`` silos, which represent all silos of the plan.
 
-    The comment above explains which numbers are divided by q and which by sqrt(q).
+    Each simulated silo stands for q = (silos of the plan) / ``silos`` silos. The comment at the top
+    of this module explains which numbers are divided by q and which by sqrt(q).
 
     Parameters
     ----------
@@ -159,15 +163,17 @@ def context_cost(actions: int, dimension: int) -> float:
 
 
 def release_cost(plan: Plan) -> float:
-    """Return the nominal seconds of all releases of one replicate, with noise drawn once.
+    """Return the nominal seconds of all releases of one plan in one replicate.
 
     Measured like `round_cost`.
     """
     d, k = plan.dimension, plan.releases
-    draw_seconds = 1e-10 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
+    # A release of these types uses all earlier noise draws again, so the time grows with k^2.
+    noise_seconds = 1e-10 * k * k * plan.statistic_size if plan.release in KEEPING else 0.0
+    # Only a plan with local rounds has noise vectors of every silo; else their sum is drawn.
     if plan.own is not None:
-        draw_seconds *= plan.silos
-    return 1e-6 * k * (3.0 + 4e-3 * d**3) + draw_seconds
+        noise_seconds *= plan.silos
+    return 1e-6 * k * (3.0 + 4e-3 * d**3) + noise_seconds
 
 
 # ---- Short simulations of many plans over the same contexts --------------------------------------
@@ -226,8 +232,9 @@ class Contender:
     def environment(self, environment: Environment, times: float) -> Environment:
         """Return the environment in which the scaled plan is simulated.
 
-        Each round represents ``times`` rounds. If users send bits and ``times`` is not 1, normal
-        rewards with the standard deviation `bit_std` replace the bits.
+        The contender's intercept, if any, replaces that of ``environment``. If silos share data,
+        each simulated round stands for ``times`` rounds. If moreover users send bits and ``times``
+        is not 1, normal rewards with the standard deviation `bit_std` replace the bits.
         """
         if self.intercept is not None:
             environment = replace(environment, intercept=self.intercept)  # type: ignore[type-var]
@@ -266,11 +273,14 @@ class SuccessiveHalving:
         return min(self.silos, max(MIN_SILOS, dimension))
 
     def learns_since(self, plan: Plan) -> int | None:
-        """Return the round after which the pace of regret keeps decreasing; None if it does not.
+        """Return the round after which the regret per round keeps decreasing, or None.
 
-        The pace is the regret per round. If all silos have the same theta*, it decreases from the
-        start. If silos differ, it decreases for local models only. With one shared model it then
-        converges to a positive constant.
+        - If the environment is `scalable`, all silos have the same theta*. The regret per round
+          then decreases from the start: return 0.
+        - If theta* may differ between silos, it decreases for local models only: return the last
+          round that may be shared. With one shared model it converges to a positive constant:
+          return None.
+        - In all other environments return None.
         """
         if scalable(self.environment):
             return 0
@@ -292,13 +302,18 @@ class SuccessiveHalving:
         replicates: int,
         fewest: int | None = None,
     ) -> Size:
-        """Return the largest stage that fits into ``seconds`` nominal seconds of one core.
+        """Return the numbers of silos, rounds and replicates that ``seconds`` allow for a stage.
 
-        If ``MIN_EXACT_REPLICATES`` replicates of all silos fit, as many replicates as fit are
-        simulated. Otherwise, ``replicates`` replicates with fewer silos are simulated, at least
-        `least_silos`; if they do not fit, replicates are reduced to at least ``fewest``, and then
-        rounds to at least `MIN_SHARE_OF_ROUNDS` of all. If the environment cannot be scaled, all
-        silos are simulated for as many rounds as fit.
+        The seconds are nominal seconds of one core. The first of these rules that applies decides:
+
+        1. If `MIN_EXACT_REPLICATES` replicates of all silos and rounds fit: as many replicates as
+           fit, at most `MAX_REPLICATES`.
+        2. If the environment cannot be scaled: ``replicates`` replicates of all silos, for as many
+           rounds as fit, at least up to the first checkpoint.
+        3. Else ``replicates`` replicates of as many silos as fit, at least `least_silos`. If these
+           do not fit and ``fewest`` is given, the replicates are reduced to at least ``fewest``,
+           and then the rounds as in `rounds_for`. Without ``fewest``, the stage may take longer
+           than ``seconds``.
         """
         full_cost = self.silos * self.horizon * self.pass_cost(contenders)
         release_seconds = sum(release_cost(contender.plan) for contender in contenders)
@@ -324,7 +339,8 @@ class SuccessiveHalving:
     def rounds_for(self, share: float) -> int:
         """Return the first checkpoint at or after this share of the rounds.
 
-        A share that is too small is replaced by `MIN_SHARE_OF_ROUNDS` or `MIN_ROUNDS`.
+        The share is at least `MIN_SHARE_OF_ROUNDS`, and the checkpoint is at or after round
+        `MIN_ROUNDS` or the horizon, whichever is earlier.
         """
         least = max(share, MIN_SHARE_OF_ROUNDS) * self.horizon
         marks = self.marks
@@ -359,7 +375,9 @@ class SuccessiveHalving:
     def finals(self, contenders: Sequence[Contender], size: Size, bits: bool = False) -> np.ndarray:
         """Simulate contenders; return the regret of one silo over the horizon, (R, contenders).
 
-        Regret is extrapolated if ``size`` has fewer rounds. `scaled_plan` describes ``bits``.
+        R is the number of replicates of ``size``. If ``size`` has fewer rounds than the horizon,
+        the regret is extrapolated. ``bits`` is passed to `scaled_plan`: True to simulate the
+        shuffled bits of a plan if all silos are simulated.
         """
         first_replicate, self.replicate = self.replicate, self.replicate + size.replicates
         marks = self.marks
@@ -416,9 +434,10 @@ class SuccessiveHalving:
         return finals
 
     def difference(self, a: str, b: str) -> tuple[float, float]:
-        """Return mean and standard error of the paired difference a - b in regret of one silo.
+        """Return mean and standard error of the regret of contender ``a`` minus that of ``b``.
 
-        The last stage of a and b must be the same.
+        It is the regret of one silo, paired by replicate. ``a`` and ``b`` are names of contenders,
+        both last simulated in the same stage.
         """
         return mean_and_stderr(self.samples[a] - self.samples[b])
 
@@ -446,11 +465,14 @@ def _extended(
 ) -> float:
     """Return the regret at the horizon, extrapolated from a curve up to a checkpoint.
 
-    ``curve`` (C,) is the regret at the rounds ``marks`` (C,), known up to index ``last_index``. By
-    default, regret continues at its final pace. The pace of a learner decreases, so this
-    overestimates regret. With ``since``, the pace decreases further, as a power of the round with
-    exponent in [-1, 0]. The exponent is fitted to the last three quarters of the rounds, or to the
-    rounds after ``since`` if there are fewer.
+    ``curve`` (C,) is the regret at the rounds ``marks`` (C,), known up to index ``last_index``. The
+    pace is the regret per round. By default, the pace stays as in the last quarter of the known
+    checkpoints. The pace of a learner decreases, so this overestimates regret.
+
+    ``since`` is a round after which the pace keeps decreasing (`learns_since`). If it is in the
+    first half of the known rounds, the pace is proportional to round^-a with a in [0, 1]. a is
+    fitted to the last three quarters of the known rounds, without those up to ``since``. If a pace
+    in this fit is not positive, the default applies.
     """
     if last_index == len(marks) - 1:
         return float(curve[-1])
@@ -516,16 +538,17 @@ def break_even(
     """Return the least epsilon and the least number of silos at which sharing helps.
 
     Sharing helps if ``best`` has less regret than ``local_regret``, the regret of the local
-    baseline. Each of the two values assumes that all else is equal. It is accurate to a factor of
-    about 1.4, and None if 4096 times the value in the question does not suffice. Protocol, release,
-    variant and growing batches stay as in ``best``. With batches of equal size, an eighth of this
-    size is tried too.
+    baseline. Epsilon is searched with the silos of the question, and silos with its epsilon. Each
+    of the two results is accurate to a factor of about 1.4. It is None if sharing does not help at
+    any tried value, up to 4096 times that of the question. Protocol, release, variant and growing
+    batches stay as in ``best``. If ``best`` has batches of equal size, an eighth of this size is
+    tried too.
     """
     batch_sizes_tried = 2 if isinstance(best.batches, int) else 1
     sizes = halving.actions, question.problem.dimension
     silo_cost = halving.horizon * (batch_sizes_tried * round_cost(*sizes) + context_cost(*sizes))
-    # The time is for two searches of several simulations. One simulation can afford this number of
-    # silos, added up over replicates.
+    # Two searches share the time, and each is assumed to make USUAL_SEARCH_STEPS + BISECTIONS
+    # simulations. The time of one simulation suffices for this number of silos times replicates.
     affordable_silos = seconds / (2 * (USUAL_SEARCH_STEPS + BISECTIONS) * silo_cost)
     least = halving.least_silos(question.problem.dimension)
     simulated_silos = max(
@@ -566,9 +589,11 @@ def break_even(
 
 
 def _least(start: float, is_enough: Callable[[float], bool]) -> float | None:
-    """Return the least value above ``start`` that ``is_enough``, on a coarse log scale.
+    """Return about the least value above ``start`` for which ``is_enough`` returns True.
 
-    Return None if it is False for all values that are tried.
+    ``is_enough`` should be False below some value and True above it. The result is at most a factor
+    of SEARCH_FACTOR^(1 / 2^BISECTIONS) above this value. Return None if ``is_enough`` returns False
+    for all values that are tried.
     """
     low, high = start, start
     for _ in range(MAX_SEARCH_STEPS):

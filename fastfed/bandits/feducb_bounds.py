@@ -124,7 +124,8 @@ def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
     `gaussian_release.node_noise_std`, because Lambda is never below `noise_bound_from_std` of this
     noise.
 
-    n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
+    n is ``trees.releases``, alpha is ``trees.failure_probability``, and M, d, gamma and L are in
+    ``trees``.
     """
     epsilon = number("epsilon", epsilon, above=0)
     m = privatizer_levels(trees.releases)
@@ -137,15 +138,17 @@ def noise_bound(trees: Trees, epsilon: float, delta: float) -> float:
 def bias_bound(trees: Trees, epsilon: float) -> float:
     """Return kappa of Proposition 4 as printed, an unproven bound on the noise in the bias vector.
 
-    kappa bounds the norm of the noise h that is weighted by H^-1, where H is the silo's
-    regularizer. kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2) epsilon)),
-    with the outer root over the whole quotient, where m is the number of levels of a tree. The
-    bound is unproven, because the formula does not depend on delta. With the noise of
-    `gaussian_release.node_noise_std` and a small delta, it is below the proven bound of
-    `bias_bound_from_std`. With n = 1e5, M = 100, d = 10, epsilon = 1 and alpha = 0.01 this happens
-    for delta < 6e-4, and with n = 7 and M = 10 for delta < 2e-2.
+    kappa bounds sqrt(h^T H^-1 h), where h is the noise in the bias vector of a silo, and H is the
+    silo's regularizer. kappa = sqrt(m (L^2 + 1) (sqrt(d) + 2 ln(2 n M gamma/alpha)) / (sqrt(2)
+    epsilon)), with the outer root over the whole quotient. m is the number of levels of a tree.
 
-    n is ``trees.releases``, and M, d, gamma and L are in ``trees``.
+    The bound is unproven: a smaller delta needs more noise, but the formula does not depend on
+    delta. With the noise of `gaussian_release.node_noise_std` and a small delta, kappa is below the
+    proven bound of `bias_bound_from_std`: with n = 1e5, M = 100, d = 10, epsilon = 1 and alpha =
+    0.01 for delta < 6e-4, and with n = 7 and M = 10 for delta < 2e-2.
+
+    n is ``trees.releases``, alpha is ``trees.failure_probability``, and M, d, gamma and L are in
+    ``trees``.
     """
     epsilon = number("epsilon", epsilon, above=0)
     m = privatizer_levels(trees.releases)
@@ -164,7 +167,8 @@ def noise_bound_from_std(trees: Trees, noise_std: float) -> float:
     the Gaussian entries with constant sqrt(2 p) s. The union bound counts the largest and the
     smallest eigenvalue.
 
-    Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
+    Here s is ``noise_std``. n is ``trees.releases``, alpha is ``trees.failure_probability``, and M,
+    d and gamma are in ``trees``.
     """
     roots = math.sqrt(trees.dimension) + math.sqrt(trees.log_union(8))
     return 2.0 * trees.prefix_std(noise_std) * roots
@@ -175,11 +179,12 @@ def bias_bound_from_std(trees: Trees, noise_std: float, rho_min: float) -> float
 
     kappa = s sqrt(p) (sqrt(d) + sqrt(2 ln(4 n M gamma/alpha))) / sqrt(rho_min), where p is the
     largest number of nodes in a prefix. This bound is not in the paper. It is proven if the silo's
-    regularizer H is at least rho_min I, rho_min > 0: with probability 1 - alpha/4 the norm of the
-    noise h that is weighted by H^-1 is at most kappa in all releases. This bound and
+    regularizer H is at least rho_min I, rho_min > 0: with probability 1 - alpha/4, for the noise h
+    in the bias vector, sqrt(h^T H^-1 h) is at most kappa in all releases. This bound and
     `noise_bound_from_std` together use alpha/2, and alpha/2 remains for the rewards.
 
-    Here s is ``noise_std``. n is ``trees.releases``, and M, d and gamma are in ``trees``.
+    Here s is ``noise_std``. n is ``trees.releases``, alpha is ``trees.failure_probability``, and M,
+    d and gamma are in ``trees``.
     """
     low = number("rho_min", rho_min, above=0)
     roots = math.sqrt(trees.dimension) + math.sqrt(2.0 * trees.log_union(4))
@@ -230,9 +235,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         For gamma = 1 it is proven that ln det V - d ln(M rho_min) <= d G, if the regularizer H of
         every silo is at most rho_max I.
         """
-        length, low = self.feature_bound, self.rho_min
-        trace_share = self.horizon * length * length / (self.gamma * self.dimension)
-        return math.log1p(((self.rho_max - low) + trace_share) / low)
+        bound, rho_min = self.feature_bound, self.rho_min
+        trace_share = self.horizon * bound * bound / (self.gamma * self.dimension)
+        return math.log1p(((self.rho_max - rho_min) + trace_share) / rho_min)
 
 
 def threshold(communication: str, sizes: Sizes) -> float:
@@ -240,10 +245,10 @@ def threshold(communication: str, sizes: Sizes) -> float:
 
     The trigger decides when silos synchronise. ``communication`` selects a rule of the paper for D:
 
-    - "log-T", for O(M log T) communication: D = 2 (T/gamma) d / (G + 1), printed below Theorem 1
-      for gamma = 1. For Algorithm 3 the paper prints no threshold and writes "identical". The
-      formula here is the printed rule for the T/gamma rounds of one estimator, without the division
-      by 1 + L^2 in line 6 of Algorithm 3.
+    - "log-T", for O(M log T) communication: D = 2 (T/gamma) d / (G + 1). For gamma = 1 this is
+      printed below Theorem 1. For Algorithm 3 the paper prints no threshold and writes
+      "identical", so T is replaced here by the T/gamma rounds of one estimator. Line 6 of
+      Algorithm 3 divides D by 1 + L^2. The result is D before this division.
     - "M1.5", for O(M^1.5 d^3) communication and gamma = 1: D = T ln(M T) / (d M). Remark 1 prints
       no threshold and refers to Wang et al. 2020, who use this D. It is 0 for M = T = 1.
 
@@ -280,10 +285,12 @@ def proposition_1_appendix(sizes: Sizes, threshold: float) -> float:
 def batch_size_proposition_1(sizes: Sizes, threshold: float) -> int:
     """Return the batch size B = ceil(T / ceil(n)) of a fixed schedule, in [1, T].
 
-    n is the bound `proposition_1_appendix` on the number of synchronisations of the determinant
+    Here n, `proposition_1_appendix`, bounds the number of synchronisations of the determinant
     schedule with threshold D. The fixed schedule has about n synchronisations too, but in rounds
-    that do not depend on data. This rule is not in the paper. B is computed with rho_min and
-    rho_max of `noise_bound` for T releases. The noise can then be calibrated for T // B releases.
+    that do not depend on data. This rule is not in the paper.
+
+    B needs rho_min and rho_max, and these need a number of releases. So the caller first takes
+    those of `noise_bound` for T releases. The noise can then be calibrated for T // B releases.
 
     Here D is ``threshold``. T is in ``sizes``.
     """
@@ -322,15 +329,17 @@ def beta_bar(
     beta_bar = sigma sqrt(2 ln(2/alpha) + d G) + S sqrt(M rho_max) + kappa sqrt(M), from the proof
     of Proposition 6 at t = T. For gamma = 1 it is proven that every beta of Proposition 2 is at
     most beta_bar, if rho_min and rho_max bound the eigenvalues of silos' regularizers. Here beta
-    has ln det V - d ln(M rho_min) as in the proof of Proposition 2, which prints d ln det V. For
-    gamma > 1 the bound covers rounds after the first synchronisation of a clique.
+    contains ln det V - d ln(M rho_min), as in the proof of Proposition 2. The proposition as
+    printed has d ln det V. For gamma > 1 the bound covers rounds after the first synchronisation of
+    a clique.
 
     The radius beta itself is proven for one silo and a fixed schedule. Pass failure_probability / M
     to cover all silos. With the determinant schedule, the proof would need a filtration that nobody
     has given (zhou-chowdhury-2024, footnote 5).
 
-    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
-    and gamma are in ``sizes``, and G is ``sizes.log_growth``.
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``.
+    ``kappa`` bounds the noise in a bias vector. T, M, d, gamma and rho_max are in ``sizes``, and G
+    is ``sizes.log_growth``.
     """
     growth = sizes.dimension * sizes.log_growth
     scale = number("reward_scale", reward_scale, above=0)
@@ -358,8 +367,9 @@ def theorem_1(
     factor sqrt(G), and the last two terms are not multiplied by sigma. To compare with the regret
     of a simulation, use `theorem_1_two_terms`.
 
-    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M
-    and d are in ``sizes``, and G is ``sizes.log_growth``.
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``.
+    ``kappa`` bounds the noise in a bias vector. T, M, d and rho_max are in ``sizes``, and G is
+    ``sizes.log_growth``. The order is multiplied by ``constant``.
     """
     arguments = kappa, reward_scale, failure_probability
     return theorem_2(sizes, 1, *arguments, parameter_bound=parameter_bound, constant=constant)
@@ -381,9 +391,9 @@ def theorem_1_two_terms(sizes: Sizes, threshold: float, radius: float) -> float:
 def theorem_1_explicit(sizes: Sizes, radius: float) -> float:
     """Return the last line of Theorem 1's proof with constants: 4 e beta_bar sqrt(2 M T d (G + 1)).
 
-    This bound on group regret is unproven. With D = 2 T d / (G + 1), the second term of
-    `theorem_1_two_terms` is larger than the first by a factor of about sqrt(M) d, and the paper's
-    last line drops this factor.
+    This bound on group regret is unproven. With the threshold D = 2 T d / (G + 1), the second term
+    of `theorem_1_two_terms` is larger than the first by a factor of about sqrt(M) d. The last line
+    of the proof drops this factor.
 
     Here beta_bar is ``radius``. T, M and d are in ``sizes``, and G is ``sizes.log_growth``.
     """
@@ -412,8 +422,9 @@ def theorem_2(
     graph. T d is inside the root as in the proof. In the printed theorem it is outside. The order
     is unproven, and lacks the same factors as `theorem_1`.
 
-    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``. T, M, d
-    and gamma are in ``sizes``, and G is ``sizes.log_growth``.
+    Here sigma is ``reward_scale``, alpha ``failure_probability`` and S ``parameter_bound``.
+    ``kappa`` bounds the noise in a bias vector. T, M, d, gamma and rho_max are in ``sizes``, and G
+    is ``sizes.log_growth``. The order is multiplied by ``constant``.
     """
     cover = integer("cliques", cliques, at_least=1, at_most=sizes.silos)
     inside = sizes.log_growth + math.sqrt(_log_failure(failure_probability))
@@ -437,19 +448,25 @@ def theorem_2_two_terms(
     ``sizes.log_growth``.
     """
     try:
-        counts = list(clique_sizes)
+        silo_counts = list(clique_sizes)
     except TypeError:
         raise InputError(
             f"clique_sizes must be a list of integers, got {show(clique_sizes)}"
         ) from None
-    counts = [integer(f"clique_sizes[{i}]", size, at_least=1) for i, size in enumerate(counts)]
-    if sum(counts) != sizes.silos:
-        raise InputError(f"clique_sizes must add up to {sizes.silos} silos, got {show(counts)}")
+    silo_counts = [
+        integer(f"clique_sizes[{i}]", count, at_least=1) for i, count in enumerate(silo_counts)
+    ]
+    if sum(silo_counts) != sizes.silos:
+        raise InputError(
+            f"clique_sizes must add up to {sizes.silos} silos, got {show(silo_counts)}"
+        )
     growth = sizes.dimension * sizes.log_growth
     root = math.sqrt(number("threshold", threshold, above=0))
-    # For each clique and one estimator: the regret in good and in bad periods over 2 e beta_bar.
+    # The regret of each clique with one estimator, divided by 2 e beta_bar. The first term is for
+    # the proof's good periods, the second for its bad periods.
     total = sum(
-        math.sqrt(2.0 * size * sizes.horizon / sizes.gamma * growth) + size * root * (growth + 1.0)
-        for size in counts
+        math.sqrt(2.0 * count * sizes.horizon / sizes.gamma * growth)
+        + count * root * (growth + 1.0)
+        for count in silo_counts
     )
     return 2.0 * math.e * number("radius", radius, above=0) * sizes.gamma * total

@@ -288,6 +288,9 @@ def simulate_several(
 ) -> None:
     """Simulate figures one after another, write a report on all of them, and print their claims.
 
+    ``left_out`` are the rows about claims of other figures, which are not simulated; the report and
+    the printed claims contain them too.
+
     If a figure fails, the others are still simulated, and RunFailed is raised at the end.
     """
     began = time.monotonic()
@@ -333,7 +336,7 @@ def simulate_several(
 
 
 def simulate_figure(planned_figure: PlannedFigure, folder: Path, resources: Resources) -> Source:
-    """Simulate the missing replicates of a figure and write its report, unless it is up to date.
+    """Simulate the missing replicates of a figure. Write its report if the report is out of date.
 
     Return the source with all stored replicates, also those of earlier runs.
     """

@@ -123,8 +123,9 @@ class ExactDart(ExactChooser, Dart):
     """State of the dartboard server whose decisions equal the decisions of real arithmetic."""
 
     def _keeps(self, expert_loss: float, release: int) -> bool:
-        """Toss the coin of an exchange with its exact probability; return True to keep the expert.
+        """Toss the coin of exchange ``release``; return True if it keeps the current expert.
 
+        The probability of True, (1 - p) exp(-r ``expert_loss``), is computed exactly.
         ``expert_loss`` is the loss of the expert since the last coin.
         """
         return exact.kept(
@@ -151,8 +152,8 @@ class ExactDart(ExactChooser, Dart):
 def best_hedge_rate(problem: ProblemSpec, blocks: int, length: int) -> float:
     """Return the rate r of hedge with the least regret bound without privacy.
 
-    It is sqrt(8 ln d / (blocks (m N)^2)), where N = ``length`` is the number of rounds of a block,
-    the time between two exchanges.
+    It is sqrt(8 ln d / (blocks (m N)^2)) for d experts and m silos. N = ``length`` is the number of
+    rounds of a block, the time between two exchanges.
     """
     log_d = math.log(max(problem.experts, 2))
     return math.sqrt(8.0 * log_d / blocks) / (problem.silos * length)
@@ -191,10 +192,10 @@ def regret_bound(
 
 
 def _least_draw_limit(chance: np.ndarray, coins: int, max_probability: float) -> np.ndarray:
-    """Return the least limit K on the number of draws, for each probability of a draw, (n,).
+    """Return the least limit K on draws that is seldom too small, for each ``chance``, (n,).
 
-    ``chance`` (n,) holds the probabilities that a coin causes a draw. With limit K, ``coins`` coins
-    would cause more than K draws with a probability of at most ``max_probability``.
+    Each of ``coins`` coins causes a draw of a new expert with probability ``chance`` (n,). They
+    cause more than K draws with a probability of at most ``max_probability``.
     """
     low, high = np.zeros(len(chance)), np.full(len(chance), float(coins))
     while (high - low > 1.0).any():
@@ -213,12 +214,14 @@ def least_bound(
     chance: float | None,
     switches: int | None,
 ) -> tuple[float, int]:
-    """Return the (p, K) with the least regret bound, searching a grid of p.
+    """Return (p, K) with the least regret bound: probability of a draw, and limit on draws.
 
-    A given ``chance`` (p) or ``switches`` (K) is fixed. For each p, bisection finds the largest
-    rate whose closed-form epsilon is within the budget, and K is the least for which running out of
-    draws costs at most one loss of one client. Of all p whose bound is within one loss of the
-    minimum, the p with the least epsilon is returned.
+    p is the probability of a draw if the expert has no loss, and K limits the number of draws. A
+    given ``chance`` fixes p, and given ``switches`` fix K. Otherwise p is searched on a grid.
+
+    For each p, bisection finds the largest rate whose closed-form epsilon is within the budget. K
+    is the least for which running out of draws costs at most one loss of one client. Of all p whose
+    bound is within one loss of the minimum, the p with the least epsilon is returned.
     """
     grid = 2.0 ** np.arange(-80.0, 0.25, 0.25) if chance is None else np.array([chance])
     grid = grid[grid >= MIN_CHANCE]
@@ -302,12 +305,14 @@ def build(config: DartboardConfig, problem: ProblemSpec) -> System:
     """Return the plan, certificate and bounds of one private-dartboard curve."""
     check_linear("private-dartboard", problem)
     length = check_phase_length(config.phase_length, problem)
+    # An exchange follows every block of rounds. If blocks have one round, none follows the last.
     coins = problem.horizon // length - (length == 1)
     chance, switches = (
         None if isinstance(value, str) else value
         for value in (config.switch_probability, config.switches)
     )
     if coins == 0:
+        # There is no draw, so p does not matter.
         chance, switches = chance or 1.0, 0
     elif chance is None or switches is None:
         sizes = replace(problem, notes=(), multiplicity=1)

@@ -184,8 +184,9 @@ def _is_usual(value: Any, field: _Field) -> bool:
 
 
 def _check_field(path: str, name: str, value: Any, kind: str, depth: int) -> None:
-    """Raise InputError if the value of a field does not fit, or a value in its nested tuples.
+    """Raise InputError if the value of a field does not fit the field.
 
+    If the value is a tuple, each value in it is checked, down to ``depth`` nested tuples.
     ``path`` is the field's place in the data, such as "privacy.budget.epsilon", and ``name`` its
     last part. `_Field` explains ``kind`` and ``depth``.
     """
@@ -215,9 +216,9 @@ def _check_float(path: str, name: str, value: Any) -> None:
     """
     if name in _UNBOUNDED and value == math.inf:
         return
-    magnitude = number(path, value, at_least=None if name in _SIGNED else 0.0)
+    float_value = number(path, value, at_least=None if name in _SIGNED else 0.0)
     smallest = 0.0 if name in _TINY else 1.0 / _LARGEST
-    if magnitude != 0.0 and not smallest <= abs(magnitude) <= _LARGEST:
+    if float_value != 0.0 and not smallest <= abs(float_value) <= _LARGEST:
         raise InputError(
             f"{path} must be 0 or of a size from {1.0 / _LARGEST:g} to {_LARGEST:g}, "
             f"got {show(value)}"

@@ -78,7 +78,7 @@ def named_delta(delta: float | None, budget: Budget) -> float:
 def check_gaussian_budget(budget: Budget) -> None:
     """Raise InputError for a budget that Gaussian noise on one user's records cannot meet.
 
-    These are budgets with delta = 0, and with a unit other than "user" and "item".
+    It cannot meet a budget with delta = 0, nor a budget whose unit is neither "user" nor "item".
     """
     number("delta", budget.delta, above=0, below=1)
     choice("unit", budget.unit, ("user", "item"))
@@ -160,7 +160,7 @@ def user_sensitivity(
     Parameters
     ----------
     relation : {"replace", "zero-out"}
-        Neighbouring datasets.
+        Neighbouring datasets: one record becomes any other, or its contribution becomes zero.
     layout : {"iid", "goe1", "goe2"}
         Layout of the noise of the covariance stream; see `layout_stds`.
     dimension : int
@@ -201,13 +201,16 @@ def joint_sensitivity(
 
     The layout may also be `DIAGONAL`, for records with a unit vector x = e_a.
     """
-    # mu^2 is the squared change of all distinct entries, each weighted by its noise precision:
+    # mu^2 is the maximum, over two neighbouring records, of the sum of the squared changes of all
+    # distinct entries, each divided by the variance of its noise. With w_b = 1 / bias_std^2 and
+    # s = cov_std, this sum is
     #   w_b ||x y - x' y'||^2 + Q(D),  D = x x^T - x' x'^T.
     #   goe1: Q = sum_{i<j} 2 D_ij^2/s^2 + sum_i D_ii^2/s^2   = ||D||_F^2 / s^2
     #   goe2: Q = sum_{i<j} D_ij^2/s^2 + sum_i D_ii^2/(2 s^2) = ||D||_F^2 / (2 s^2)
     #   iid:  Q = sum_{i<=j} D_ij^2/s^2 <= ||D||_F^2 / s^2, with equality iff D is diagonal.
-    # All three are w_b ||.||^2 + w_c ||D||_F^2. For iid this is an upper bound; it is attained
-    # below.
+    # So the sum is at most w_b ||x y - x' y'||^2 + w_c ||D||_F^2, where w_c is 1 / (2 s^2) for goe2
+    # and else 1 / s^2. It can be less only for iid, but each maximum below is attained at a
+    # diagonal D, where it is equal.
     min_std = min(bias_std, cov_std)
     if min_std == math.inf:
         return 0.0
@@ -229,9 +232,12 @@ def joint_sensitivity(
 def _replacement(w_b: float, w_c: float) -> float:
     """Return the maximum of w_b ||x y - x' y'||^2 + w_c ||x x^T - x' x'^T||_F^2 for d >= 2.
 
-    Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum, and by the sign of x'
-    we may take y = y' = 1. Let r >= q be the two norms of x and x', and <x, x'> = -t. Then t >= 0
-    is the better sign, t <= r q, and the objective is
+    The maximum is over all records with ||x||, ||x'||, |y| and |y'| at most 1. w_b and w_c are the
+    weights in `joint_sensitivity`.
+
+    Proof. The objective is convex in (y, y'), so |y| = |y'| = 1 at a maximum. It is the same for
+    (x, y) and (-x, -y), so we may take y = y' = 1. Let r >= q be the two norms of x and x', and
+    <x, x'> = -t. Then t >= 0 is the better sign, t <= r q, and the objective is
         F = w_b (r^2 + q^2 + 2 t) + w_c (r^4 + q^4 - 2 t^2).
     For fixed t it increases in r and in q, so r = q = 1 and 0 <= t <= 1, and
         F = 2 w_b + 2 w_c + 2 w_b t - 2 w_c t^2.
@@ -248,8 +254,11 @@ def _replacement(w_b: float, w_c: float) -> float:
 def _replacement_line(w_b: float, w_c: float) -> float:
     """Return the maximum of w_b (x y - x' y')^2 + w_c (x^2 - x'^2)^2 for d = 1.
 
-    Proof. As in `_replacement`, y = y' = 1. Let r >= q be the norms |x| and |x'|. The better signs
-    give x x' = -r q. Then F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in r, so r = 1 and
+    The maximum is over all records with |x|, |x'|, |y| and |y'| at most 1.
+
+    Proof. As in `_replacement`, y = y' = 1. Let r >= q be the norms |x| and |x'|. The objective is
+    larger if x and x' have different signs, so x x' = -r q. Then
+    F = w_b (r + q)^2 + w_c (r^2 - q^2)^2 increases in r, so r = 1 and
         F(q) = (1 + q)^2 (w_b + w_c (1 - q)^2),  F'(q) = 2 (1 + q) (w_b - 2 w_c q (1 - q)).
     Hence F rises to the smaller root of q (1 - q) = w_b / (2 w_c) if there is one, falls to the
     larger root, and rises again to F(1) = 4 w_b: the maximum is at the smaller root or at 1.
@@ -262,7 +271,7 @@ def _replacement_line(w_b: float, w_c: float) -> float:
 
 
 def sum_sensitivity(relation: str) -> float:
-    """Return the L2 sensitivity of a sum of vectors of norm at most 1 to one of these vectors.
+    """Return the L2 sensitivity of a sum of vectors, each of norm at most 1, if one changes.
 
     Parameters
     ----------
@@ -345,8 +354,9 @@ class Centred(msgspec.Struct, frozen=True):
     ) -> float:
         """Return the GDP parameter mu of one release of the sums if one record is removed.
 
-        The sums are those of x y and x x^T. Here the entry (c, c), to which each record adds c^2,
-        has noise of std ``count_std``. The other arguments are those of `joint`.
+        The sums are those of x y and x x^T, with x = (z, c) and the constant c. Each record adds
+        c^2 to the last diagonal entry of the sum of x x^T. Here this entry has noise of std
+        ``count_std``. The other arguments are those of `joint`.
         """
         noisy_entries_mu = self.joint("zero-out", layout, bias_std, covariance_std)
         return math.hypot(noisy_entries_mu, constant_of(self.kappa) ** 2 / count_std)
@@ -365,9 +375,9 @@ def centred_sensitivity(
 ) -> float:
     """Return the exact GDP parameter mu of one release of centred sums, in the worst case.
 
-    The sums of x (y - r0) and of x x^T are released once, with x = (z, c) and the public constant
-    c = 1 / sqrt(2 kappa). Every entry has independent Gaussian noise, except (c, c), which has
-    none. Two neighbouring datasets differ in one record.
+    The sums of x (y - r0) and of x x^T are released once, with x = (z, c), the public constant c =
+    1 / sqrt(2 kappa), and a public centre r0 of the rewards y. Every entry has independent Gaussian
+    noise, except (c, c), which has none. Two neighbouring datasets differ in one record.
 
     Parameters
     ----------
@@ -456,7 +466,8 @@ def centred_joint(
     cross_std: float | None = None,
 ) -> float:
     """Return the result of `centred_sensitivity`, without checking the arguments."""
-    # Write z = f u with ||u|| <= 1 and f the feature bound, and r = y - r0. mu^2 is the maximum of
+    # A record has features z and the centred reward r = y - r0. Write z = f u with ||u|| <= 1 and f
+    # the feature bound. The square of the result mu is the maximum over two records of
     #   A ||u r - u' r'||^2 + B (r - r')^2 + C ||u - u'||^2 + G ||u u^T - u' u'^T||_F^2,
     # where each weight is a squared bound over a noise variance. G depends on the layout as in
     # `joint_sensitivity`. For "iid" the last term is at most G ||.||_F^2, with equality if
@@ -487,10 +498,12 @@ def centred_joint(
 def _replacement_centred(a: float, b: float, c: float, g: float, r: float, other_r: float) -> float:
     """Return the maximum over u and u' of the objective in `centred_joint`, for two given rewards.
 
-    The rewards are r and r' = ``other_r``. a, b, c and g are the weights A, B, C and G. Proof. The
-    objective is convex in (r, r'), so only the corners of the square of rewards matter, and by
-    symmetry one of the two mixed corners is enough. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2.
-    The objective is
+    The norms of u and u' are at most 1. The rewards are r and r' = ``other_r``. a, b, c and g are
+    the weights A, B, C and G. `centred_joint` passes only the ends of the interval of rewards: the
+    objective is convex in (r, r'), so it is largest if r and r' are ends. It is symmetric, so (low,
+    high) and (high, low) give the same value.
+
+    Proof. Let t = <u, u'>, p = ||u||^2, q = ||u'||^2. The objective is
         A (p r^2 + q r'^2) + C (p + q) + B (r - r')^2 + G (p^2 + q^2) - 2 (A r r' + C) t - 2 G t^2.
     For fixed t it increases in p and q, and p = q = 1 allows every t in [-1, 1]. There it is a
     concave parabola in t. Its maximum is at t = -s / (2 G) with s = A r r' + C if that is in

@@ -110,8 +110,9 @@ class Clocks:
     def _common_ticks(self, ends: np.ndarray) -> np.ndarray:
         """Return the ticks in which all silos close a batch, if they wait for each other.
 
-        They close a batch in the first tick in which no silo is asleep and each silo has served at
-        least as many users as the next entry of ``ends``.
+        Let s be the fewest users that a silo had served when the last batch was closed (0 at the
+        start), and n the least entry of ``ends`` above s. The next batch is closed in the first
+        tick in which no silo is asleep and each silo has served at least n users.
         """
         least_served = self._served.min(axis=0)
         all_awake = np.flatnonzero(~self.sleeps.any(axis=0))
@@ -150,8 +151,11 @@ class Clocks:
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Return the number of data points in the view after v = 0..V exchanges, (V + 1,) int64."""
-        # A silo's data points are in the sums once one of its reports contains them.
+        """Return the number of data points of all silos in each view, (V + 1,) int64.
+
+        Entry v = 0..V belongs to the view after v exchanges. The view before the first is empty.
+        """
+        # A silo's data points are in the view once one of its reports contains them.
         served = self._served[:, self.ticks - 1].T
         latest = np.maximum.accumulate(np.where(self.sends, served, 0), axis=0)
         return np.concatenate([np.zeros(1, np.int64), latest.sum(axis=1, dtype=np.int64)])
@@ -159,15 +163,18 @@ class Clocks:
     def schedule(self, schedule: Schedule) -> Schedule:
         """Return a schedule with K releases, where K is the largest number of reports of a silo.
 
+        Its batches end in the ticks of the first K exchanges. If ``by`` is "users" and silos do not
+        wait, they end at the first K entries of ``ends`` instead.
+
         Parameters
         ----------
         schedule : Schedule
-            The schedule without a clock, whose ends are ``ends``.
+            The schedule without clocks. Its batches end at the entries of ``ends``.
 
         Returns
         -------
         Schedule
-            ``schedule`` itself if all silos report in its rounds.
+            ``schedule`` itself if the K ends are all entries of ``ends``.
         """
         max_reports = max(self.reports_of_silos)
         if self.by == TICKS or self.wait:

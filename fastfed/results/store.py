@@ -587,14 +587,16 @@ def held_for_writing(folder: Path, private: bool) -> Iterator[None]:
 
 
 def _check_identity(folder: Path, path: Path, meta: dict[str, Any]) -> list[int] | None:
-    """Return the position in this experiment of every curve of the store in a folder.
+    """Check the store at ``path``, and return where its curves are in an experiment.
 
-    Return None if there is no store.
+    ``meta["identity"]`` is the identity of the experiment. The result has one entry for each curve
+    of the store: the curve's position in the experiment. Return None if there is no store.
 
     Raises
     ------
     InputError
-        If the store has a different experiment, or curves that this experiment lacks.
+        If the store has a different experiment, or curves that the experiment lacks. The message
+        names ``folder``.
     """
     if not os.path.exists(path):
         return None
@@ -638,7 +640,8 @@ def _add_curves(
                 "INSERT INTO curves VALUES (?, ?, ?, ?, ?, ?)",
                 [_curve_values(i, c) for i, c in enumerate(curves) if i not in existing],
             )
-            # With the new curves, the spec digest of all certificates changes: `_open` writes it.
+            # New curves change the spec digest that is stored with every certificate. `_open` makes
+            # the table with the new digest.
             connection.execute("DROP TABLE IF EXISTS certified")
             connection.execute(
                 "UPDATE meta SET value = ? WHERE key = 'identity'", (_json(meta["identity"]),)
