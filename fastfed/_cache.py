@@ -63,8 +63,9 @@ MAX_IN_MEMORY = 512
 def cache_folder() -> Path:
     """Return the folder in which parsed files and computed accounts are cached.
 
-    It is $FASTFED_CACHE, or fastfed/ in the cache folder of the user. A user without a home folder
-    has a folder among temporary files.
+    It is $FASTFED_CACHE if this is set, else fastfed/ in the cache folder of the user. For a user
+    without a home folder it is fastfed/ in $XDG_CACHE_HOME if this is set, else a folder among the
+    temporary files of the system.
     """
     chosen = os.environ.get("FASTFED_CACHE")
     if chosen:
@@ -115,8 +116,8 @@ def _temporary_cache() -> Path:
 def _accounts_folder() -> Path | None:
     """Return the folder of cached results, created if necessary; None if none can be used.
 
-    Only its owner may be able to write into it: whoever can write a result could make a certificate
-    wrong.
+    The folder is used only if it belongs to this user, and nobody else can write into it. A person
+    who can write results into it could make a certificate wrong.
     """
     if os.environ.get("FASTFED_CACHE_ACCOUNTS", "") == "off":
         return None
@@ -146,9 +147,10 @@ class _NotPlain(TypeError):
 def _as_json(value: Any, arrays: list[bytes] | None = None) -> Any:
     """Convert a value to JSON data from which `_restored` computes the same value.
 
-    Values are None, booleans, integers, floats, texts and tuples of these. Arguments may also be
-    frozen records (dataclasses, structs and named tuples) with such fields, and results may be
-    arrays, whose bytes are appended to ``arrays``.
+    The value is the arguments of a function if ``arrays`` is None, else its result. Both may be
+    None, booleans, integers, floats, texts and tuples of these. Arguments may also be frozen
+    records (dataclasses, structs and named tuples) whose fields are such values. Results may also
+    be arrays: the bytes of each array are appended to ``arrays``.
     """
     kind = type(value)
     if value is None or kind is bool or kind is int:
@@ -334,20 +336,25 @@ _lock = threading.Lock()
 
 
 def cached(function: F, *, min_seconds: float | None = None) -> F:
-    """Cache a pure function of plain arguments by their exact values.
+    """Return ``function`` with a cache of its results, in memory and in files.
+
+    A result is found by the exact values of the arguments.
 
     Parameters
     ----------
     function : callable
-        Its positional arguments are None, booleans, integers, floats, texts, tuples of these, and
-        frozen records. Its result is of the same kinds, or arrays that nobody changes.
+        A pure function. Its positional arguments are None, booleans, integers, floats, texts,
+        tuples of these, and frozen records. Its result is of the same kinds, or arrays that nobody
+        changes.
     min_seconds : float, optional
-        A result is stored in a file if computing it takes this long. The default is `MIN_SECONDS`.
+        A result is stored in a file if computing it takes at least this long. The default is
+        `MIN_SECONDS`.
 
     Returns
     -------
     callable
-        ``__wrapped__`` is the function. Other arguments are allowed, and not cached.
+        The function with a cache. Its attribute ``__wrapped__`` is the function without a cache. It
+        also accepts other kinds of arguments, but does not cache the results for them.
     """
     memory: OrderedDict[str, Any] = OrderedDict()
     _results_by_function.append(memory)
@@ -387,8 +394,9 @@ def cached(function: F, *, min_seconds: float | None = None) -> F:
 def cached_early(function: F) -> F:
     """Cache the first results of a process in files, and all results in memory.
 
-    This is for fast functions that import SciPy. The import takes longer than dozens of results,
-    and many processes need only a few results. The arguments are as in `cached`.
+    This is for fast functions that import SciPy. The import takes longer than the computation of
+    dozens of results. So a process that needs only a few results should read them from files. The
+    arguments are as in `cached`.
     """
     from_file = cached(function, min_seconds=0.0)
 

@@ -62,7 +62,7 @@ def read_sheet(
     path : Path
         The file. An SQLite file is read together with its write-ahead log.
     name : str
-        The file in messages.
+        What error messages call the file.
     sheet : str, optional
         The sheet of an Excel file; by default the first one.
     table : str, optional
@@ -97,7 +97,8 @@ def read_sheet(
 def _excel(data: bytes, name: str, sheet: str | None) -> Sheet:
     """Return a sheet of an Excel file, by default the first one; ``data`` are the file's bytes.
 
-    The first row with a value has the names of the columns. ``name`` is the file in messages.
+    The first row with a value has the names of the columns. ``name`` is what error messages call
+    the file.
     """
     try:
         import openpyxl  # type: ignore[import-untyped]
@@ -188,8 +189,8 @@ def _plain(cell: Any, epoch: datetime) -> Any:
 def _sqlite(data: bytes, path: Path, name: str, table: str | None) -> Sheet:
     """Read a table of the SQLite file at ``path``; by default its only table.
 
-    ``data`` are its bytes, which are read if the file at ``path`` is compressed. ``name`` is the
-    file in messages.
+    ``data`` are the unpacked bytes of the file. They are used only if the file at ``path`` is
+    compressed. ``name`` is what error messages call the file.
     """
     try:
         with open(path, "rb") as file:

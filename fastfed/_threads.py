@@ -9,8 +9,9 @@ from typing import Any
 def one_blas_thread() -> AbstractContextManager[Any]:
     """Return a context in which BLAS uses one thread.
 
-    The matrices here are small: more threads wait for one another, and are much slower on a busy
-    machine. They also divide sums differently, which changes the last bits of results.
+    The matrices in this context are small: several threads would wait for one another, and be much
+    slower on a busy machine. How BLAS splits a sum also depends on its number of threads, so with
+    more threads the last bits of results would change.
     """
     from threadpoolctl import threadpool_limits
 

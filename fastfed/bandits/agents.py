@@ -139,7 +139,8 @@ class JointConfig(GaussianConfig, frozen=True, kw_only=True):
         """Return the config with the defaults that depend on the problem filled in.
 
         These are ``release``, ``saturation`` and those of the base class. The default of
-        ``release`` is "factorised" if ``saturation`` is above 0. Otherwise `usual_release` chooses.
+        ``release`` is "factorised" if ``saturation`` is above 0. Otherwise it is the type with the
+        smallest expected loss, see `usual_release`.
         """
         settled = with_saturation(
             super().settled(problem), problem, lambda c, s: _joint_noise(c, problem, s)
@@ -161,7 +162,7 @@ def _joint_release(config: JointConfig, problem: ProblemSpec) -> str:
 def _joint_noise(config: JointConfig, problem: ProblemSpec, schedule: Schedule) -> Noise:
     """Calibrate the noise of a linucb-jdp agent, for the release type in ``config.release``.
 
-    The releases are those of ``schedule``.
+    ``schedule`` gives the rounds after which the agent makes a release.
     """
     assert config.release is not None
     factor = None
@@ -196,7 +197,8 @@ def build_jdp(config: JointConfig, problem: ProblemSpec) -> System:
     schedule = _schedule(config, problem, "F.4")
     noise = _joint_noise(config, problem, schedule)
     assert config.release is not None
-    # The key `release` cannot select the noise of the published code, which uses no tree.
+    # The noise of the published code uses no tree. Its release type is "nested", which only
+    # `calibration` can select: it is not a value of the key `release`.
     release = "nested" if isinstance(noise.mechanism, NestedNoise) else config.release
     gamma = joint_gamma(config.budget, problem)
     return private_system(

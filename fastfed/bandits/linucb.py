@@ -100,7 +100,7 @@ class Estimate:
     def log_det(self) -> float:
         """ln det V, updated incrementally since the last refresh.
 
-        For arms it is the logarithm of the largest entry of the diagonal V.
+        If ``arms`` is true, V is diagonal, and the value is the logarithm of the largest entry.
         """
         if self._log_det is None:
             self._log_det = linalg.log_volume(self.w, self.arms)
@@ -149,9 +149,10 @@ class Estimate:
         """Return index and features (d,) of the best action among those that pass a sieve.
 
         Let b(x) = ``radius`` ||x||_{V^-1} + ``second`` ||V^-1 x|| be the bonus in the score of
-        `select`. The sieve passes an action x if <x, theta> + (2 ``slack`` - 1) b(x) is at least
-        the smaller of ``limit`` and the largest score. Of the actions that pass, the one with the
-        largest <x, theta> + ``ranking`` b(x) is chosen (docs/radius.md).
+        `select`, and ``limit`` the largest possible mean reward. The sieve passes an action x if
+        <x, theta> + (2 ``slack`` - 1) b(x) is at least the smaller of ``limit`` and the largest
+        score. Of the actions that pass, the one with the largest <x, theta> + ``ranking`` b(x) is
+        chosen (docs/radius.md).
         """
         w, theta = self.w, self.theta
         return linalg.select_sieved(actions, w, theta, radius, second, limit, slack, ranking)
@@ -279,7 +280,7 @@ class Acting:
         self.plan = plan
         self.round = 0
         self.release = 0
-        # Factor of ||V^-1 x|| in scores, and f of the direct radius (`bandits.radius`).
+        # Factor of ||V^-1 x|| in scores, and the inflation f of the direct radius (`Radius.of`).
         self._second_bonus, self._inflation = 0.0, 1.0
         # Slack of the sieve (docs/radius.md), and a bound on the largest eigenvalue of V^-1. Only a
         # silo that never synchronises uses this bound, to compute the slack of each round.
@@ -326,6 +327,7 @@ class Acting:
         A larger slack lets more actions pass (`Estimate.select_sieved`). ``beta`` is the confidence
         radius of the next round.
         """
+        # gamma is the factor of ||V^-1 x|| in scores, and V has one row for each past round.
         plan, gamma, rows = self.plan, self._second_bonus, self.round
         radius = plan.radius
         if rows < 15:
@@ -372,33 +374,34 @@ class Acting:
         """
         plan, k = self.plan, self.plan.entry(release)
         regularizer = full_regularizer = float(plan.regularizer[k])
-        inflation, second = self._inflation, self._second_bonus
+        inflation, gamma = self._inflation, self._second_bonus
         if plan.radius.direct:
             floor = float(plan.radius.floor[k])
             regularizer = linalg.choose_regularizer(
                 statistic, full_regularizer, floor, plan.dimension
             )
         estimate, shift = Estimate.of_sums(plan.dimension, statistic, regularizer, plan.arms)
-        # An upper bound on the eigenvalues of V^-1. The sieve needs it, and the inflation factor of
-        # the direct radius if lambda was lowered.
+        # `inverse` is an upper bound on the eigenvalues of V^-1. It is needed for the slack of the
+        # sieve. If the direct radius lowers lambda, it is also needed for the inflation factor.
         needs_inverse = plan.widths or regularizer < full_regularizer
         inverse = linalg.inverse_norm(estimate.w) if needs_inverse else 0.0
         if plan.radius.direct:
             inflation = linalg.inflation(full_regularizer - regularizer, floor, inverse)
-            # gamma of the direct radius, the factor of ||V^-1 x||.
-            gamma = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
-            second = plan.radius.multiplier * gamma
+            # gamma is the factor of ||V^-1 x|| in scores, see `Radius`.
+            unscaled = plan.radius.tau * (regularizer + shift) + float(plan.radius.error_bound[k])
+            gamma = plan.radius.multiplier * unscaled
         if not np.isfinite(estimate.theta).all():
             raise environments.status_error(-2)
         slack = self._slack
         if plan.widths:
             beta = plan.radius.of(k, inflation, estimate.log_det, plan.coordinates)
-            slack = linalg.slack(plan.widths[k], beta, second, inflation, inverse)
-            # The proof of a larger slack needs V without a shift. Slack 1 is the smallest slack.
+            slack = linalg.slack(plan.widths[k], beta, gamma, inflation, inverse)
+            # The proof that actions may pass with a slack above 1 assumes that V has no shift.
+            # With a shift the slack is 1, the smallest possible slack, which needs no such proof.
             slack = plan.sieve_growth * slack if shift == 0.0 else 1.0
         if self.trigger is not None:
             self.trigger.restart(estimate.w, statistic, regularizer + shift)
         self._estimate = self._for_fixed_set(estimate)
-        self._second_bonus, self._inflation = second, inflation
+        self._second_bonus, self._inflation = gamma, inflation
         self._slack = slack
         return shift

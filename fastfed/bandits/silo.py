@@ -111,7 +111,7 @@ class Silo(Acting, Once):
             clock_arguments = plan.dimension, plan.horizon, self.index, self._noise
             self.trigger = Clock(plan.trigger, *clock_arguments, fixed_point(plan))
         # The round after which a report is due, once a trigger has fired. None before.
-        self._asked: int | None = None
+        self._due_after: int | None = None
         # The last round before the latest synchronisation.
         self._synchronised_at = 0
         self._refresh(np.zeros(plan.statistic_size), 0)
@@ -163,7 +163,9 @@ class Silo(Acting, Once):
 
     @once
     def meet(self, sessions: Mapping[int, bytes]) -> None:
-        """Set the ``session`` of every other silo, before the first report of masked messages.
+        """Store the sessions of all other silos, before the first report of masked messages.
+
+        A session is 32 random bytes that a silo has drawn for its masks (attribute ``session``).
 
         Parameters
         ----------
@@ -205,7 +207,7 @@ class Silo(Acting, Once):
     @property
     def asked(self) -> int | None:
         """The round after which a report is due, if a trigger has fired, else None."""
-        return self._asked
+        return self._due_after
 
     @once
     def ask(self, round: int | None = None) -> None:
@@ -215,7 +217,8 @@ class Silo(Acting, Once):
         ----------
         round : int, optional
             The round after which the report is due. The default is the earliest possible round: the
-            current round, but at least one round after the last synchronisation.
+            current round or, between two rounds, the last one. But it is at least one round after
+            the last synchronisation.
 
         Raises
         ------
@@ -224,17 +227,19 @@ class Silo(Acting, Once):
         """
         if self.trigger is None:
             raise InputError("ask is for plans with a trigger; here the batch lengths are fixed")
-        if self._asked is None:
+        if self._due_after is None:
             # A batch has at least one round, so there are at most as many releases as rounds.
             earliest = max(self._synchronised_at + 1, self.round + (self._chosen is not None))
-            self._asked = earliest if round is None else integer("round", round, at_least=earliest)
+            self._due_after = (
+                earliest if round is None else integer("round", round, at_least=earliest)
+            )
 
     def _required(self) -> int:
         """Return the number of releases that the silo must have received before the next round."""
         if self.trigger is None:
             return self.plan.due(self.round)
-        # One more release is required once round `_asked` is completed.
-        return self.release + (self._asked is not None and self.round >= self._asked)
+        # One more release is required once round `_due_after` is completed.
+        return self.release + (self._due_after is not None and self.round >= self._due_after)
 
     @once
     def select(self, actions: object) -> int:
@@ -297,8 +302,8 @@ class Silo(Acting, Once):
         Raises
         ------
         InputError
-            For the reasons that `select` has, if n exceeds the number of rounds before the next
-            report, or if the plan's model may change within a batch.
+            If `select` would raise one, if there are more users than rounds before the next report,
+            or if the plan's model may change within a batch.
         """
         plan = self.plan
         if not plan.lazy or self.acts_only or self.trigger is not None or self._own is not None:
@@ -437,14 +442,14 @@ class Silo(Acting, Once):
                 return
         # The trigger's noise source may raise an error, so it is called before anything changes.
         fired = False
-        if self.trigger is not None and self._asked is None:
+        if self.trigger is not None and self._due_after is None:
             fired = self.trigger.observe(x, self.round + 1)
         self._randomizer.observe(x, y)
         self._own = local
         if not self.plan.lazy:
             self._estimate.observe(x, y)
         if fired and self.plan.trigger is not None:
-            self._asked = self.round + 1 + self.plan.trigger.delay
+            self._due_after = self.round + 1 + self.plan.trigger.delay
 
     @once
     def report(self) -> Report | Bits | Encoded:
@@ -512,7 +517,7 @@ class Silo(Acting, Once):
             local = local.released(broadcast.values, broadcast.release)
         shift = self._refresh(broadcast.values, broadcast.release)
         self._own = local
-        self.release, self._asked = broadcast.release, None
+        self.release, self._due_after = broadcast.release, None
         self._synchronised_at = self.round
         self.indefinite += shift > 0.0
 
@@ -591,7 +596,8 @@ class Client(Silo):
     def estimate(self) -> LocalEstimate:
         """Return the least-squares estimate of all rounds since the last estimate.
 
-        The sums of these rounds are then set to 0. The first estimate covers all initial phases.
+        The sums of these rounds are then set to 0. The first estimate covers all initial phases, in
+        which the client chooses with its local LinUCB model.
 
         Raises
         ------
@@ -647,9 +653,10 @@ class Client(Silo):
 
 
 def rounds_between(plan: PhasePlan) -> list[tuple[int, int, int]]:
-    """Return a tuple for each greedy phase: (number of the previous phase, first and last round).
+    """Return a tuple for each greedy phase: (number of the phase before it, first and last round).
 
-    In a greedy phase clients use the average of all clients' estimates of the previous phase.
+    The rounds are the first and the last of the greedy phase. In a greedy phase clients use the
+    average of all clients' estimates of the phase before it.
     """
     return [
         (phase, last_round(phase) + 1, min(last_round(phase + 1), plan.horizon))

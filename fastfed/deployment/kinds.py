@@ -321,8 +321,9 @@ def _delays_covered(plan: Plan) -> bool:
         # Trees and Toeplitz factors have no negative entry, so no inner product is negative.
         return True
     # A record that moves from batch i to batch j changes the encoded sums by the difference of the
-    # encoder's columns i and j, times the record. If the inner product of the two columns is
-    # negative, the squared norm of this difference is larger than the sum of the squared norms.
+    # encoder's columns i and j, times the record. The proof that this costs no more than replacing
+    # the record ("Late records" in docs/deployment.md) needs a squared norm of this difference that
+    # is at most the sum of the two columns' squared norms. So their inner product must be >= 0.
     products = encoder.T @ encoder
     return bool((products >= -1e-12 * products.max()).all())
 
@@ -612,8 +613,8 @@ def _known_releases(
         If ``closes`` differs from the number.
     """
     if algorithm == "fed-svt":
-        # Return the larger number, so that the caller limits both. That they are equal is checked
-        # when the plan is derived.
+        # Return the larger of `closes` and the number of phases, so that the caller limits both.
+        # Deriving the plan checks that they are equal.
         return max(closes or 0, sizes[1] // config.phase_length)
     if getattr(config, "clock", None) is not None:
         exchanges = len(deployed_clocks(config, problem_of(algorithm, *sizes)).ticks)
@@ -762,14 +763,18 @@ def deployed_certificate(
 def affordable_keys(
     algorithm: str, keys: dict[str, Any], problem: ProblemSpec | ExpertProblem
 ) -> dict[str, Any]:
-    """Return all keys of a system, with epsilon reduced until ledgers charge at most epsilon.
+    """Return all keys of a system, with a smaller epsilon if ledgers would charge too much.
 
-    A ledger may charge more for a plan than the plan's certificate states, for two reasons. For
-    noise bits in unequal batches, the certificate may use a different pair (mu^2, failure) for each
-    batch, but the ledger stores one pair for the plan. The charge is then higher by about 10^-4 of
-    epsilon. Private means are charged as a Gaussian mechanism, which costs some hundredths of
-    epsilon more. In both cases the system is built for an epsilon that is smaller by this
-    difference.
+    A ledger may charge more for a plan than the plan's certificate states, for two reasons:
+
+    - For noise bits in unequal batches, the certificate may use a different cost (mu^2, failure)
+      for each batch (see `deployment.charges`). The ledger stores one cost for the plan, so the
+      charge is higher by about 10^-4 of epsilon.
+    - Private means are charged as a Gaussian mechanism, which costs some hundredths of epsilon
+      more.
+
+    In both cases the system is built for a smaller epsilon, for which ledgers charge at most the
+    requested epsilon.
     """
     entry = _entry(algorithm)
     requested = None

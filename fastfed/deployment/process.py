@@ -84,7 +84,7 @@ class Batch(NamedTuple):
 
 
 def restored(party: Party, store: Store) -> Covered:
-    """Set a new party to the state in the store's snapshot; return which writes this covers.
+    """Set a new party to the state in the store's snapshot; return what the snapshot covers.
 
     Raises
     ------
@@ -97,7 +97,8 @@ def restored(party: Party, store: Store) -> Covered:
         raise InputError("records were erased, and the snapshot is damaged: restore a backup")
     if covered == UNCOVERED:
         return covered
-    # The snapshot holds the effect of the kinds `summarised`; writes of other kinds are applied.
+    # The snapshot already holds the effect of writes whose kind is in `Party.summarised`. Writes of
+    # other kinds are read from the log, and applied.
     others_hash, (last, chain) = bytes(32), covered.position
     for write in store.writes(until=last, except_kinds=party.summarised):
         party.fold(write)
@@ -149,7 +150,8 @@ class Process:
         #: Number of threads in `_claimed`.
         self._claims = 0
         self._is_closed = False
-        #: Called with calls that are done. At this time, blocked calls may wait for a `sync`.
+        #: Called with the calls that are done. Some blocked calls may have been submitted again
+        #: before, and then need another `sync`.
         self.on_done: Callable[[list[Call[Any]]], None] = lambda calls: None
         #: What the last tick could not do, such as charge more than the ceiling; empty if nothing.
         self.problem = ""
@@ -164,7 +166,7 @@ class Process:
         #: The place in the log up to which all writes are applied to the party's state.
         self._end = store.position
         self._covered = restored(party, store)
-        #: See `Covered.others`, for a snapshot that would be saved now.
+        #: The value of `Covered.others` for a snapshot that is saved now.
         self._others_hash = self._covered.others
         for write in store.writes(after=self._covered.position):
             self._fold(write)
@@ -268,10 +270,10 @@ class Process:
         return batch is not None
 
     def begin_sync(self) -> Batch | None:
-        """Append the writes of all submitted calls to the log.
+        """Append the writes of all submitted calls to the log; return the calls as a batch.
 
-        The caller must then call `end_sync`, or sync the store and call `finish_sync`. Return None
-        if no call waits, or too many syncs run; see `sync`.
+        The caller must then call `end_sync`, or sync the store and call `finish_sync`. The result
+        is None if no call waits, or too many syncs run; see `sync`.
         """
         with self._lock:
             if not self.has_waiting:
@@ -385,7 +387,8 @@ class Process:
                     self._claims -= 1
                     done_calls = self._resubmit()
         finally:
-            # Even if the block has failed: the blocked calls wait for a sync now.
+            # This must run even if the block has failed: calls that were blocked have been
+            # submitted again, and may need another sync, as `on_done` tells.
             self.on_done(done_calls)
 
     # ---- steps while no call is in flight --------------------------------------------------------
@@ -463,7 +466,8 @@ class Process:
     def _save_snapshot(self, min_writes: int = 1) -> None:
         """Save the party's state, if ``min_writes`` or more writes follow the last snapshot.
 
-        If the disk is full, the next call tries again; a restart until then applies more writes.
+        If the disk is full, the next call tries again. If the process restarts before that, it must
+        apply all writes since the last snapshot.
         """
         if self._end.number >= self._covered.position.number + min_writes:
             with suppress(*FULL_DISK_ERRORS):
@@ -522,8 +526,9 @@ class SiloProcess(Process):
     def erase(self, keep: float) -> int:
         """Erase records that are older than ``keep`` seconds; return how many were erased.
 
-        A record is erased when its leaf is released and its decision ended at least ``keep``
-        seconds ago. Decisions whose reward is overdue by ``keep`` seconds are ended first.
+        A record is erased when its decision ended at least ``keep`` seconds ago, and the sums of
+        its leaf are released or it is in no leaf. A leaf is a period of the calendar. Decisions
+        whose reward is overdue by ``keep`` seconds are ended first.
 
         Raises
         ------
@@ -595,8 +600,8 @@ def settle(processes: Mapping[str, Process]) -> None:
         If messages contradict each other, or a party cannot do what is due.
     """
     idle_rounds, before = 0, [process.store.position for process in processes.values()]
-    # After a start, parties first prove to each other that they run. These rounds store nothing, so
-    # one idle round is not the end.
+    # After a start, parties first prove to each other that they run. These rounds of messages store
+    # nothing, so one round without a stored write is not the end.
     while idle_rounds < 3:
         messages = [message for process in processes.values() for message in process.tick()]
         while messages:

@@ -109,9 +109,10 @@ class Radius(OwnArrays):
     floor: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def at(self, entry: int, rows: float, dimension: int) -> float:
-        """Return beta from ``rows``, the number of feature vectors in V.
+        """Return beta, the factor of ||x||_{V^-1} in scores, without the rule ``determinant``.
 
-        ``entry`` is the index into the arrays, see `Plan.entry`, and ``dimension`` is d.
+        ``rows`` is the number of feature vectors in V, ``entry`` the index into the arrays of this
+        radius (`Plan.entry`), and ``dimension`` is d.
         """
         return linalg.radius_at(
             self.multiplier,
@@ -124,10 +125,11 @@ class Radius(OwnArrays):
         )
 
     def of(self, entry: int, inflation: float, log_det: float, dimension: int) -> float:
-        """Return beta from ln det V, for the rule ``determinant``.
+        """Return beta, the factor of ||x||_{V^-1} in scores, by the rule ``determinant``.
 
-        ``entry`` is the index into the arrays, see `Plan.entry`. ``inflation`` is a bound f >= 1
-        with A <= f V, where A is V before the direct radius lowered lambda.
+        ``log_det`` is ln det V, ``entry`` the index into the arrays of this radius (`Plan.entry`),
+        and ``dimension`` is d. If the direct radius has lowered lambda, let A be V with the lambda
+        before; otherwise let A be V. ``inflation`` is a number f >= 1 with A <= f V.
         """
         return linalg.determinant_radius(
             self.multiplier,
@@ -190,28 +192,30 @@ class Encoding:
     covariance_precision: tuple[int, ...] = ()  # g of x x'; empty: the g of x y
 
     def steps(self, level: int) -> tuple[int, int]:
-        """Return the encoding steps per unit of bias entries and of covariance entries.
+        """Return g for the entries of x y, and g for the entries of x x'.
 
-        ``level`` is the index into the tuples of the encoding.
+        g is the number of encoding steps between two values whose difference is 1. ``level`` is the
+        index into the tuples of this encoding.
         """
         g = self.precision[level]
         return g, self.covariance_precision[level] if self.covariance_precision else g
 
     def each(self, level: int, dimension: int) -> np.ndarray:
-        """Return the encoding steps per unit of every entry of a statistic, (s,).
+        """Return g for every entry of a statistic, (s,), where g is as in `steps`.
 
-        ``level`` is the index into the tuples of the encoding, and ``dimension`` is d. A statistic
+        ``level`` is the index into the tuples of this encoding, and ``dimension`` is d. A statistic
         is the sum of x y, followed by the lower triangle of the sum of x x'.
         """
-        bias, covariance = self.steps(level)
+        bias_steps, covariance_steps = self.steps(level)
         sizes = dimension, statistic_size(dimension) - dimension
-        return np.repeat([float(bias), float(covariance)], sizes)
+        return np.repeat([float(bias_steps), float(covariance_steps)], sizes)
 
     def message_bits(self, level: int) -> int:
         """Return 2 g + b, the number of bits that encode one entry of one data point.
 
-        An entry in [-1, 1] is encoded by 0 to 2 g ones. The paper's text says g + b bits, which is
-        too few for entries above 0. All entries use the larger g of the two streams.
+        g is the larger of the two `steps`, and b the number of noise bits. An entry in [-1, 1] is
+        encoded by 0 to 2 g ones. The text of zhou-chowdhury-2024 says g + b bits, which is too few
+        for entries above 0.
         """
         return 2 * max(self.steps(level)) + self.noise_bits[level]
 
@@ -271,9 +275,10 @@ class Plan(OwnArrays):
 
     @property
     def bit_values(self) -> tuple[float, float]:
-        """The estimates of a reward from a user's bit 0 and bit 1, or zeros without such bits.
+        """The estimate of a reward if the user's bit is 0, and the estimate if it is 1.
 
-        They are unbiased estimates of the clipped reward, from which silos learn.
+        They are unbiased estimates of the clipped reward, from which silos learn. Both are 0 if
+        users send no bits of rewards.
         """
         if not self.flips or self.clip is None:
             return 0.0, 0.0
@@ -286,7 +291,7 @@ class Plan(OwnArrays):
 
     @property
     def sent_values(self) -> tuple[float, float]:
-        """The numbers that a user's bit 0 and bit 1 add to the sums that a silo sends.
+        """The numbers that a user's bit adds to the sums that a silo sends: for a 0, and for a 1.
 
         They are 0 and 1 if a shuffler counts ones. The silo then sends integers, which do not
         depend on the order of users, and the server converts them to sums of `bit_values`.
@@ -338,8 +343,8 @@ class Plan(OwnArrays):
         Raises
         ------
         InputError
-            If silos add no Gaussian noise to their sums, or have local rounds, in which a silo
-            uses its noise.
+            If silos add no Gaussian noise to their sums. Also if the plan has local rounds: in
+            these each silo uses its own noise, which the noise of the sum does not determine.
         """
         if not self.drawn_once:
             return self
@@ -423,9 +428,9 @@ class Plan(OwnArrays):
     def coefficients(self) -> np.ndarray:
         """The coefficients that the kernels need for the plan's release type.
 
-        For "toeplitz" they are f of the square-root factor, (K,), for "factorised" the matrix of
-        the factor, and for "buffered" the packed parameters of the buffers. For other types the
-        array is empty.
+        For "toeplitz" they are f_0, ..., f_{K-1} of the square-root factor
+        (`toeplitz_coefficients`), for "factorised" the matrix of the factor, and for "buffered" the
+        packed parameters of the buffers. For other types the array is empty.
         """
         if self.release == "factorised":
             if self.factor is None or len(self.factor) != self.releases:
@@ -471,10 +476,10 @@ class Plan(OwnArrays):
         return min(release, len(self.regularizer) - 1)
 
     def rows(self, release: int, round: int) -> float:
-        """Return the number of feature vectors in V from which the radius of ``round`` is computed.
+        """Return the number of feature vectors that the radius of ``round`` counts in V.
 
-        A lazy plan counts only the rounds up to the last release, whose number is ``release``.
-        Other plans count all rounds.
+        V is the matrix of `Radius`. A lazy plan counts only the rounds up to the last release,
+        whose number is ``release``. Other plans count all rounds.
         """
         counted = self.end(release) if self.lazy else round
         return float(self.rows_per_round * counted)
@@ -493,8 +498,8 @@ class Plan(OwnArrays):
         """True if the last entry of a statistic is public, so that it gets no noise.
 
         The entry is the square of a constant feature, summed over rounds, and so a multiple of the
-        number of rounds. If a secret coin decides which users are shared, this number is not
-        public.
+        number of rounds. If a secret coin decides which rounds are shared, the number of shared
+        rounds is not public.
         """
         has_constant = self.clip is not None and self.clip.constant > 0.0
         secret_coin = self.own is not None and self.own.secret
@@ -560,22 +565,22 @@ class Plan(OwnArrays):
             return [64 * self.sent_size * self.silos * users] * max(1, self.levels)
         return [self._labelled_bits(self.points(level), level) for level in range(self.levels)]
 
-    def _labelled_bits(self, points: int, encoding: int) -> int:
+    def _labelled_bits(self, points: int, index: int) -> int:
         """Return the number of bits sent for ``points`` data points of every silo.
 
-        ``encoding`` is the index into the tuples of the plan's encoding. A shuffler permutes single
-        bits, so each bit is sent with a label that names its entry.
+        ``index`` is the index into the tuples of the plan's encoding. A shuffler permutes single
+        bits, so each bit is sent with a label that names its entry of the statistic.
         """
         assert self.encoding is not None
         bits_per_labelled_bit = 1 + (self.statistic_size - 1).bit_length()
-        message_bits = self.encoding.message_bits(encoding)
+        message_bits = self.encoding.message_bits(index)
         return self.silos * points * self.statistic_size * message_bits * bits_per_labelled_bit
 
     def bits_up_of(self, releases: int) -> int:
         """Return the number of bits that silos or users have sent after ``releases`` releases.
 
-        An entry of a statistic counts as 64 bits. Data points that are sent as bits count all their
-        bits with labels.
+        An entry of a statistic counts as 64 bits. If data points are sent as bits, each bit is
+        counted together with its label.
         """
         if self.release_rounds and self.protocol.senders != "agent":
             if self.encoding is not None:
@@ -630,6 +635,7 @@ class DelayedPlan(Plan):
 
         The delay is 0 if the reward is known before the next round.
         """
+        # The highest 53 bits are a number to compare with `arrivals`, which are in units of 2^-53.
         delay = int(np.searchsorted(self.arrivals, float(bits >> 11), side="right"))
         return delay if delay < len(self.arrivals) else None
 

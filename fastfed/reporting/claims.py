@@ -72,9 +72,10 @@ class Claim:
 
     @property
     def picture(self) -> str:
-        """Return the verdict on the plot, which depends on the differences only.
+        """Return what a plot of the curves shows: the verdict on the differences alone.
 
-        It is NOT_JUDGED if the claim is not judged.
+        Unlike ``verdict``, it does not depend on the guarantee. It is NOT_JUDGED if the claim is
+        not judged.
         """
         return self.order if self.verdict in JUDGED else self.verdict
 
@@ -397,16 +398,17 @@ def _difference(results: Results, first: str, second: str) -> Difference:
     return difference(finished[first], finished[second], per_silo(results))
 
 
-def _exponent(results: Results, labels: Sequence[str], of: Sequence[float]) -> Difference:
-    """Return the exponent with which final regret grows with the numbers ``of``, one per curve.
+def _exponent(results: Results, labels: Sequence[str], sizes: Sequence[float]) -> Difference:
+    """Return the exponent with which the final regret of curves grows with their ``sizes``.
 
-    It is the slope of ln(regret) against ln(of), fitted by least squares in each replicate. The
-    result is its mean over replicates, with the standard error, as a `Difference`.
+    ``sizes`` has one number for each curve in ``labels``. The exponent is the slope of ln(regret)
+    against ln(size), fitted by least squares in each replicate. The result is its mean over
+    replicates, with the standard error, as a `Difference`.
     """
     shared = _shared(results, labels)
     if not shared:
         return Difference(EXPONENT, "", math.nan, math.nan, of=EXPONENT)
-    x = np.log(np.array(of, np.float64))
+    x = np.log(np.array(sizes, np.float64))
     x -= x.mean()
     regret = np.array([_finals(results, label, shared) for label in labels])
     with np.errstate(divide="ignore", invalid="ignore"):

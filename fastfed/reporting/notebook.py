@@ -107,11 +107,11 @@ def _table(results: Results) -> Html:
         element("p", note, role="note")
         for note in (*source.about_records, *notes_on_curves(results))
     ]
-    answer = element("p", sentence) if (sentence := sharing_sentence(results)) else ""
+    sharing = element("p", sentence) if (sentence := sharing_sentence(results)) else ""
     styles = curve_styles(results.curves, panels(source))
     # `legend_labels` puts a sample of the curve's line before each label.
     labels = legend_labels(results.curves, styles)
-    return join(setting, notes, answer, results_table(source, labels))
+    return join(setting, notes, sharing, results_table(source, labels))
 
 
 def _summary_html(summary: Summary) -> Html:

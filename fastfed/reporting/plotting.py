@@ -96,8 +96,9 @@ def render(
 ) -> dict[str, bytes]:
     """Draw charts side by side; return the content of the plot file of each kind.
 
-    Plots have title, small print, axes, and a legend below. Plots for papers have only axes, and a
-    legend only if there are no names at the ends of lines. Global state of matplotlib does not
+    Plots of kinds "png" and "svg" have title, small print, axes, and a legend below. Plots for
+    papers ("pdf" and "pgf") have only axes, with names at the ends of lines. If these names do not
+    fit or are missing, plots for papers also have a legend. Global state of matplotlib does not
     change: no pyplot, no backend, and the style is set only while drawing.
 
     Parameters

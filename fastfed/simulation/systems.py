@@ -106,9 +106,10 @@ def problem_spec(
 
 
 def check_kind(entry: _system.Algorithm, kind: str, facts: EnvironmentSpec | LossSpec) -> None:
-    """Raise InputError if a bandit is combined with losses of experts, or experts with contexts.
+    """Raise InputError if a system does not fit an environment.
 
-    ``facts`` are the properties of the environment, and ``kind`` is its name.
+    Bandits need contexts, and systems with experts need losses of experts. ``facts`` are the
+    properties of the environment, and ``kind`` is the environment's name.
     """
     losses = isinstance(facts, LossSpec)
     if of_experts(entry) == losses:
@@ -148,7 +149,7 @@ def make_system(
     losses: LossSpec | None = None,
     **keys: object,
 ) -> _system.System:
-    """Return the plan and the certificate of one system, for a deployment.
+    """Return one system, with its plan and its certificate, for a deployment.
 
     The parties in `fastfed.parties` execute the plan: Silo and Server for bandits, ExpertClient and
     ExpertServer for experts. By default rewards and losses are clipped to [0, 1] and features to

@@ -61,15 +61,16 @@ def inverse_root_poles(low: float, high: float) -> tuple[np.ndarray, np.ndarray]
 def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the conductances of each leaf to the ground, through earlier and through later leaves.
 
-    The matrix to invert is the Laplacian of an electrical network: a chain of leaves with a
-    resistor between neighbours, and a resistor from each leaf to the ground.
+    For each pole s, `optimal_gram` inverts L + s diag(v) (see the top of this module). This matrix
+    is the Laplacian of an electrical network: a chain of leaves with a resistor between neighbours,
+    and a resistor from each leaf to the ground.
 
     Parameters
     ----------
     between : ndarray (K,)
         Conductances between neighbours, the last one between the last leaf and the ground.
     grounded : ndarray (K, q)
-        Conductance of each leaf to the ground, for each pole.
+        Conductance s v_k of each leaf to the ground, for each pole.
 
     Returns
     -------
@@ -92,8 +93,9 @@ def _conductances(between: np.ndarray, grounded: np.ndarray) -> tuple[np.ndarray
 def optimal_gram(weights: np.ndarray) -> np.ndarray:
     """Return the lower triangle of the Gram matrix X = C'C, (K, K), for weights (K,) > 0.
 
-    C is the encoder with the least weighted noise, see the top of this module. After division by
-    its largest diagonal entry, X is within a relative ``GAP`` of the minimum.
+    C is the encoder with the least weighted noise, and the letters are those of the top of this
+    module. After division of X by its largest diagonal entry, the weighted noise tr(W X^-1) is at
+    most 1 + ``GAP`` times the minimum, unless the iteration stops after ``STEPS`` steps.
     """
     weights = weights / weights.sum()
     between = 1.0 / weights
@@ -110,7 +112,8 @@ def optimal_gram(weights: np.ndarray) -> np.ndarray:
         diagonal = (1.0 / (earlier + later)) @ shares
         trace = float(v @ diagonal)
         lower_bound = 2.0 * trace - float(v.sum())
-        # X / max diag X is feasible and costs max diag X times tr(W X^-1) = the trace.
+        # `trace` is tr(W X^-1). X / max diag X is feasible, and its weighted noise is max diag X
+        # times `trace`.
         if float(diagonal.max()) * trace - lower_bound <= GAP * lower_bound:
             break
         v *= diagonal
