@@ -227,8 +227,8 @@ def select_passing(actions, const double[:, ::1] w, const double[::1] theta, dou
 def scored(score, uint64_t key, int64_t round, actions, const double[:, ::1] w,
            const double[::1] theta, double beta, double gamma, sieve=None):
     """Return (index, features) of the action with the largest score by a user's compiled function,
-    ``score.function`` with ``score.state``. If there is a sieve, the (limit, slack, ranking) of
-    ff_sieve in ff_scores.h, only actions that pass it may be chosen. See ff_scored."""
+    ``score.function`` with ``score.state``. With a sieve, only actions that pass it may be chosen;
+    ``sieve`` is the tuple (limit, slack, ranking) of ff_sieve in ff_scores.h. See ff_scored."""
     cdef ff_sieve passing
     cdef const ff_sieve *passing_pointer = NULL
     if sieve is not None:

@@ -428,8 +428,8 @@ class ExpertSilo(SiloParty):
             period = self.deployed.document.calendar.period(decided.time)
             place = self._learning_by_period.get(period, 0)
             self._learning_by_period[period] = place + 1
-            # Earlier versions of fastfed did not store places: compute the place from the order of
-            # decisions.
+            # The place of a decision is its index among the decisions of its period that learn.
+            # Earlier versions of fastfed did not store it, so count it here.
             if decided.place is None:
                 self._old_places[write.key] = place
 

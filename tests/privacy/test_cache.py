@@ -361,6 +361,8 @@ def test_files_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     old = time.time() - 1000.0
     for n in range(40):
         counted.call_as_new_process(n)
+        # A file that was written or used in this step gets the time old + n, so that the order of
+        # use is certain.
         for path in folder.iterdir():
             if path.stat().st_mtime > old + 500.0:
                 os.utime(path, (old + n, old + n))

@@ -498,7 +498,8 @@ def test_errors_about_a_scheduler_that_does_not_answer_are_one_sentence(tmp_path
 def test_clients_that_failed_are_closed():
     """Check that clients that failed are not left to the garbage collector.
 
-    The collector may run while another client starts, under that client's lock.
+    The collector may run while another client starts and holds a lock. Closing the failed client
+    would then wait for the same lock: a deadlock.
     """
     distributed = pytest.importorskip("distributed")
     from fastfed.simulation.engines import dask

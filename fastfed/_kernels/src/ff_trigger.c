@@ -9,8 +9,9 @@
 /* Return the number of doubles of scratch that ff_trigger_restart and ff_trigger_fires need. */
 int64_t ff_trigger_scratch(int64_t d) { return 2 * ff_statistic(d) + d * d; }
 
-/* The scratch, cut into arrays. sum (s): a statistic. v (s): a statistic whose covariance part,
- * from v + d on, becomes V by adding the ridge. w (d, d): the inverse factor of that V. */
+/* The scratch, cut into arrays. sum (s) is a statistic. v (s) is another one; adding the ridge in
+ * place to its covariance part, which begins at v + d, gives a matrix V. w (d, d) is the inverse
+ * factor of this V. */
 typedef struct {
     double *sum, *v, *w;
 } parts;
