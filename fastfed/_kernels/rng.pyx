@@ -4,6 +4,7 @@
 Thin wrappers that do not check their arguments; see ``src/ff_random.h`` and ``src/ff_bits.h``.
 """
 
+from cpython.exc cimport PyErr_CheckSignals
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 import numpy as np
@@ -80,6 +81,7 @@ def permutation_rows(seed, purpose, replicate, int64_t silos, index, int64_t n, 
         s = ff_stream_open(seed, purpose, replicate, i, index)
         ff_permutation(&s, n, &drawn[0])
         out[i] = drawn[:used]
+        PyErr_CheckSignals()  # many clients take long, and Ctrl-C must work
     return np.asarray(out)
 
 

@@ -458,7 +458,7 @@ def _first_batch_rounds(config: PrivateConfig, problem: ProblemSpec) -> int:
     (`useful_rounds`). A release before round n0 is not useful, and its noise remains in all later
     prefix sums. The limit T / 50 has two reasons. First, a batch explores only one direction if all
     rounds offer the same actions. Second, if n0 is above T / 50, sharing does not pay within T
-    rounds, so a longer first batch would not help either.
+    rounds.
     """
     single_batch = msgspec.structs.replace(config, release=FLAT)
     noise = make_noise(single_batch, problem, Schedule.at((problem.horizon,), problem.horizon))

@@ -146,8 +146,8 @@ def is_immutable(data: Any) -> bool:
     """Return True if no value in plain data can ever change.
 
     Texts, numbers, tuples of immutable values, and arrays whose memory is `bytes` are immutable. A
-    NamedTuple, a frozen dataclass or a frozen msgspec.Struct is immutable if its fields are. A
-    class with `IMMUTABLE = True` refuses changes itself. Everything else counts as changeable.
+    NamedTuple, a frozen dataclass or a frozen msgspec.Struct is immutable if its fields are. So
+    is an object whose class has `IMMUTABLE = True`. Everything else counts as changeable.
     """
     if data is None or type(data) in _IMMUTABLE or getattr(type(data), "IMMUTABLE", False):
         return True

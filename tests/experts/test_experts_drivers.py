@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from functools import cache
@@ -802,6 +804,21 @@ def test_orders_of_rows_are_the_orders_of_clients(count, used):
     assert rows.shape == (5, used)
     for i, row in enumerate(rows):
         np.testing.assert_array_equal(row, SeededNoise(21, 2).sample(i, 9, count)[:used])
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX timers")
+def test_ctrl_c_interrupts_the_orders_of_many_clients():
+    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        start = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            rng.permutation_rows(21, SAMPLE, 2, 20_000, 9, 100_000, 1)
+        # The whole call takes more than five seconds.
+        assert time.perf_counter() - start < 2.0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, handler)
 
 
 def laplace_quantile(bits: int) -> float:

@@ -144,8 +144,8 @@ FF_INLINE float slack_of(int64_t d)
 }
 
 /* Store a cheap upper bound on ||R x|| for each of the K actions x in bound (K). The unit is one
- * step of the 16-bit copy of R. The bounds are computed from H x and G x, where the matrices H and G
- * have few rows: by the theorem in ff_bonus_few.h,
+ * step of the 16-bit copy of R. The bounds are computed from H x and G x, where the matrices H and
+ * G have few rows: by the theorem in ff_bonus_few.h,
  *   ||R x||^2 <= rest ||x||^2 + ||H x||^2 - ||G x||^2.
  *
  * Proof for actions in 16 bits: let y be x in 16 bits, with ||x - y|| <= lost. The theorem bounds

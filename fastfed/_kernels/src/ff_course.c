@@ -252,8 +252,8 @@ static void add_regret(const ff_course *c, const round_losses *g, int64_t done, 
 }
 
 /* Run rounds from + 1, .., to, up to ROUNDS at a time, and return the last round that was run.
- * asks: 1 if the exchange at the beginning of round from + 1 must be run here; 0 if there is none or
- * if it has been run. */
+ * asks: 1 if the exchange at the beginning of round from + 1 must be run here; 0 if there is none
+ * or if it has been run. */
 int64_t ff_course_run(ff_course *c, int64_t from, int64_t to, int64_t asks)
 {
     const int64_t d = c->losses->experts, most = ROUNDS * c->losses->silos;

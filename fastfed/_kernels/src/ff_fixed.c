@@ -286,8 +286,8 @@ static int are_equal(const ff_actions *actions, int64_t a, int64_t b, int64_t d)
 
 /* Begin a model: store its sizes, and list which of the offered actions it contains. An action that
  * repeats an earlier one always has the same score, so it is never chosen, and the model leaves it
- * out. But a model that stores products of pairs of actions contains all actions: the stored products
- * of two equal actions, and so their scores, may differ by rounding. */
+ * out. But a model that stores products of pairs of actions contains all actions: the stored
+ * products of two equal actions, and so their scores, may differ by rounding. */
 static void begin(double *model, const ff_actions *actions, int64_t d)
 {
     const int64_t count = actions->actions;

@@ -51,7 +51,7 @@ static ff_sieve sieve_of(const ff_curve *c, int64_t silo, int64_t round, double 
     return sieve;
 }
 
-/* Return the slack of the sieve of silos that do not learn alone, for the model of the last release. */
+/* Return the slack of the sieve of silos that do not learn alone, by the last release's model. */
 double ff_policy_slack(const ff_curve *c, double inverse, int64_t d)
 {
     const int64_t k = ff_entry(c);
@@ -61,8 +61,8 @@ double ff_policy_slack(const ff_curve *c, double inverse, int64_t d)
            ff_slack(c->widths[k], beta, c->second_bonus, c->inflation, inverse);
 }
 
-/* Compute the slack of a sieve that is FF_SLACK_LATER, for this and all later choices until the next
- * release. w: the W of the last release. Threads that do this at the same time get the same slack. */
+/* Replace FF_SLACK_LATER by the slack, in `sieve` and, until the next release, in c. w: the W of
+ * the last release. Threads that do this at the same time compute the same slack. */
 static void compute_slack(ff_curve *c, ff_sieve *sieve, const double *w, int64_t d,
                           double *scratch)
 {
@@ -289,7 +289,7 @@ void ff_policy_learn(const ff_run *run, ff_curve *c, int64_t silo, double y, con
 
 /* Choose the action of a local round, which may use the silo's raw data. There are three rules:
  * - own_least: each action has a score under the shared model and one under a model of the silo's
- *   raw data; choose the action for which the smaller of the two is largest (ff_select_least);
+ *   raw data; choose the action for which the smaller of the two is largest (ff_select_max_min);
  * - own_sieve_width > 0: among the actions that pass the sieve of a model of the raw data, choose
  *   the one with the largest score under the silo's posterior;
  * - otherwise: choose the action with the largest score under the silo's posterior. */

@@ -339,7 +339,7 @@ int64_t ff_protocol_refresh(const ff_run *run, ff_curve *c, double *scratch)
         if (shift < 0.0)
             return FF_NOT_POSITIVE_DEFINITE;
         *c->indefinite += shift > 0.0;
-        /* Choices by bounds on bonuses rarely need the slack, so it is computed at its first use. */
+        /* Many choices by bounds on bonuses need no slack. It is computed at its first use. */
         slack_later = c->lazy && c->bonus_cache.silo && !c->score && !c->serves &&
                       lambda == full_lambda && shift == 0.0;
         if (lambda < full_lambda || (c->widths && !slack_later))
